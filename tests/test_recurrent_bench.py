@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import yaml
 from bench._accuracy.results import FOLDER, Results
 from bench._arms import ROOT
 from bench._sweep import recurrent
-from bench._sweep.recurrent import ARMS, CELLS, EPOCHS, SEEDS, TRUST, TUNING_SEED, Cell, Job, Table
+from bench._sweep.recurrent import ARMS, CELLS, EPOCHS, NETWORKS, SEEDS, TRUST, TUNING_SEED, Cell, Job, Table
 
 
 def score(job: Job) -> float:
@@ -88,34 +87,17 @@ def test_a_later_call_does_what_is_missing(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_sweep_file_has_the_same_settings() -> None:
     space = yaml.safe_load((ROOT / "recipes/digits-optimizers.space.yaml").read_text(encoding="utf-8"))
-    assert space["method"] == "grid"
-    keys = {key: given if isinstance(given, list) else [given] for key, given in space["parameters"].items()}
-
-    def list_choices(key: str, chosen: dict[str, Any]) -> list[Any]:
-        spans = [one for one in keys[key] if one.get("when", {}).items() <= chosen.items()]
-        assert len(spans) <= 1, f"{key} has two spans for {chosen}"
-        return spans[0]["choice"] if spans else []
-
-    trials: list[dict[str, Any]] = [{}]
-    # A key depends on earlier ones only.
-    for key in keys:
-        trials = [
-            {**one, **({} if value is None else {key: value})}
-            for one in trials
-            for value in list_choices(key, one) or [None]
-        ]
-    wanted = [
-        {
-            **{f"optimizer.{key}": value for key, value in ARMS[arm][0].items()},
-            "optimizer.lr": lr,
-            "batch": batch,
-            "epochs": EPOCHS[batch],
-        }
-        for arm, batch in itertools.product(ARMS, EPOCHS)
-        for lr in ARMS[arm][1]
-    ]
-    assert len(trials) == len(wanted)
-    assert {frozenset(one.items()) for one in trials} == {frozenset(one.items()) for one in wanted}
+    parameters = space["parameters"]
+    assert (space["method"], list(parameters)) == ("grid", ["optimizer", "batch", "epochs"])
+    wanted = [{**given, "lr": lr} for given, rates in ARMS.values() for lr in rates]
+    assert sorted(parameters["optimizer"]["choice"], key=repr) == sorted(
+        ({key: one[key] for key in ("name", "trust", "lr") if key in one} for one in wanted), key=repr
+    )
+    assert parameters["batch"]["choice"] == list(EPOCHS)
+    small, large = EPOCHS
+    assert {recurrent.read_recipe_tree(network)["batch"] for network in NETWORKS} == {small}
+    assert {recurrent.read_recipe_tree(network)["epochs"] for network in NETWORKS} == {EPOCHS[small]}
+    assert parameters["epochs"] == {"choice": [EPOCHS[large]], "when": {"batch": large}}
 
 
 @pytest.mark.check

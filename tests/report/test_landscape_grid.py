@@ -51,6 +51,8 @@ def test_two_keys_that_differ_are_chosen_whatever_the_seed(caplog: pytest.LogCap
     ]
     assert choose_keys(recipes, None) == KEYS
     assert choose_keys(recipes, ("seed", "batch")) == ("seed", "batch")
+    # Set by a sweep that compares its trials on the way.
+    assert choose_keys([one | {"evaluate.at_steps": [one["batch"]]} for one in recipes], None) == KEYS
     assert choose_keys(recipes[:2], None) is None, "only the seed differs"
     with caplog.at_level(logging.INFO, "headway.report"):
         assert choose_keys([*recipes, recipes[0] | {"optimizer.lr": 0.2}], None) is None

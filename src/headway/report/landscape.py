@@ -73,7 +73,7 @@ class LandscapeOptions:
     # another solution. `recompute`: measured again on the training sample. `auto`: kept around a solution; recomputed
     # between solutions and along a path, because those of neither end fit there.
     statistics: str = "auto"
-    # Recipe keys of the grid's columns and rows. None: the two that differ, if there are exactly two beside the seed.
+    # Recipe keys of the grid's columns and rows. None: the two that differ, if exactly two of those that matter do.
     over: tuple[str, str] | None = None
 
     def check(self) -> None:

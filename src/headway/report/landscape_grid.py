@@ -14,8 +14,10 @@ from headway.core.statistics import compute_rank_correlation
 
 LOG = logging.getLogger("headway.report")
 
-# A key whose values make repeats of one setting, and no axis of a grid.
-SEED = "seed"
+# Keys, and parts with all their keys, that are no axis of a grid unless they are asked for: runs that differ in the
+# seed alone are repeats, and the others change the records of a run, not its minimum. A sweep that stops bad trials
+# early sets `evaluate.at_steps`, which follows the batch.
+NO_AXES = ("seed", "evaluate", "checkpoint", "observe", "log_every_steps", "sinks")
 # Runs from which a rank correlation is given: of two it is 1 or -1, whatever they are.
 LEAST_RUNS = 3
 # Measures of sharpness, by their key in JSON, and their words.
@@ -119,7 +121,7 @@ def list_differing_keys(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def choose_keys(recipes: Sequence[Mapping[str, Any]], over: tuple[str, str] | None) -> tuple[str, str] | None:
-    """Chooses the keys of a grid: those of `over`, or the two that differ if there are exactly two beside the seed.
+    """Chooses the keys of a grid: those of `over`, or the two that differ if there are exactly two beside NO_AXES.
 
     None: fewer than two differ, or more, which a message then lists.
 
@@ -134,7 +136,7 @@ def choose_keys(recipes: Sequence[Mapping[str, Any]], over: tuple[str, str] | No
                 hint = suggest_nearest(key, differing, only_close=True) if differing else ""
                 raise UsageError(f"{key} has the same value in all runs", where="--over", fix=f"{hint} {known}".strip())
         return over
-    axes = [key for key in differing if key != SEED]
+    axes = [key for key in differing if key.partition(".")[0] not in NO_AXES]
     if len(axes) > 2:
         LOG.info(
             f"The runs differ in {len(axes)} keys ({', '.join(axes)}), so no grid is drawn. Name two of them, for "
