@@ -129,7 +129,9 @@ def _format_score(comparison: SharpnessComparison, value: float | None) -> str:
 
 
 def _format_number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if 1e3 <= value < 1e6 else f"{value:.3g}"
 
 
 def _build_scatter(comparison: SharpnessComparison, measure: str) -> Panel:

@@ -140,6 +140,9 @@
   const drawPoints = (data, look, hidden) => {
     const symbols = ["circle", "square", "diamond", "cross", "triangle-up", "star"];
     const all = data.series.flatMap((series) => series.points);
+    const across = all.map((point) => point.x);
+    // Over more powers of ten than this, labels between them would overlap in half a page.
+    const powers = data.log_x && Math.max(...across) > 300 * Math.min(...across) ? { dtick: 1 } : {};
     const traces = data.series.map((series, index) => ({
       type: "scatter",
       mode: "markers",
@@ -156,7 +159,7 @@
       layout(look, {
         hovermode: "closest",
         annotations: [topLabel(data.y_label, look)],
-        xaxis: scaled(look, all.map((point) => point.x), data.log_x, null, { title: heading(data.x_label, look), showline: true }),
+        xaxis: scaled(look, across, data.log_x, null, { title: heading(data.x_label, look), showline: true, ...powers }),
         yaxis: scaled(look, all.map((point) => point.y), false, null, {}),
       }),
     ];
