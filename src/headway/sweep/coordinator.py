@@ -16,6 +16,7 @@ from headway.core.recipe import LoadedRecipe
 from headway.setup.recipe import TrainRecipe
 from headway.setup.shared_inputs import select_shared_values
 from headway.sweep.cohort import Assignment, Outcome
+from headway.sweep.costs import TrialCosts
 from headway.sweep.halving import decide, is_over
 from headway.sweep.journal import Journal
 from headway.sweep.population import perturb_values
@@ -70,7 +71,6 @@ class Coordinator:
     and `--resume` tries them again.
 
     Attributes:
-        cpu_s: seconds of the processor that the trials took, of this process's time alone.
         steps: steps that were made.
     """
 
@@ -86,7 +86,7 @@ class Coordinator:
         self._deaths: Counter[int] = Counter()
         self._assignments: dict[tuple[int, int], Assignment] = {}
         self._keys: dict[int, str] = {}
-        self.cpu_s, self.steps = 0.0, 0
+        self.steps = 0
 
     def __enter__(self) -> Coordinator:
         return self
@@ -122,8 +122,7 @@ class Coordinator:
             for slot in self._slots:
                 if slot.is_idle and waiting:
                     slot.train([waiting.pop(0)])
-            event = self._events.get()
-            slot, message = self._slots[event.slot], event.message
+            slot, message = self._take(self._events.get())
             if message is None:
                 lost = list(slot.training.values())
                 status = self._bury(slot)
@@ -138,6 +137,38 @@ class Coordinator:
                 outcomes.append(outcome)
             slot.is_idle = slot.is_idle or "idle" in message
         return outcomes
+
+    def measure(self, assignments: Sequence[Assignment]) -> tuple[float, list[TrialCosts]]:
+        """Measures what trials cost; returns core seconds until a process is ready, and the costs of each trial.
+
+        Trials that fail are left out.
+        """
+        slot, found, start_s = self._slots[0], list[TrialCosts](), 0.0
+        for assignment in assignments:
+            slot.measure(assignment)
+            while not slot.is_idle:
+                _, message = self._take(self._events.get())
+                if message is None:
+                    self._bury(slot)
+                    return start_s, found
+                start_s = message["core_s"] if "ready" in message else start_s
+                if "costs" in message:
+                    slot.is_idle = True
+                    if message["costs"] is not None:
+                        found.append(TrialCosts(**message["costs"]))
+        return start_s, found
+
+    @property
+    def core_s(self) -> float:
+        """Seconds of cores that all processes have taken so far."""
+        return sum(slot.core_s for slot in self._slots)
+
+    def _take(self, event: Event) -> tuple[Slot, dict[str, Any] | None]:
+        """Returns the slot and the message of an event; notes what the process says of itself."""
+        slot, message = self._slots[event.slot], event.message
+        if message is not None and "core_s" in message:
+            slot.note_core_s(message["core_s"])
+        return slot, message
 
     # Decisions.
 
@@ -227,7 +258,7 @@ class Coordinator:
     # Answers of slots.
 
     def _handle(self, event: Event, journal: Journal) -> None:
-        slot, message = self._slots[event.slot], event.message
+        slot, message = self._take(event)
         if message is None:
             self._handle_death(slot, journal)
         elif "outcome" in message:
@@ -239,7 +270,6 @@ class Coordinator:
 
     def _note(self, slot: Slot, outcome: Outcome) -> None:
         slot.training.pop(outcome.trial, None)
-        self.cpu_s += outcome.cpu_s
         if outcome.kind != "done":
             slot.held.discard(outcome.trial)
 
