@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import Any, final
@@ -96,8 +96,11 @@ class Coordinator:
             for slot in self._slots:
                 stack.callback(slot.close)
 
-    def run(self, journal: Journal) -> State:
+    def run(self, journal: Journal, show: Callable[[State, int], None]) -> State:
         """Runs the trials; returns the state at the end.
+
+        Args:
+            show: called with the state and the number of steps whenever something has changed.
 
         Raises:
             HeadwayError: trials crash one after another, or the machine has not what a trial needs.
@@ -111,6 +114,7 @@ class Coordinator:
                 self._record(crashes, journal)
             else:
                 self._handle(self._events.get(), journal)
+            show(journal.state, self.steps)
         return journal.state
 
     def train(self, assignments: Sequence[Assignment]) -> list[Outcome]:

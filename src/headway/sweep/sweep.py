@@ -28,6 +28,7 @@ from headway.setup.recipe import TrainRecipe
 from headway.sweep.budget import Method, Plan, plan_brackets
 from headway.sweep.cohort import Assignment
 from headway.sweep.coordinator import Coordinator
+from headway.sweep.display import SweepDisplay
 from headway.sweep.journal import open_journal
 from headway.sweep.prediction import SweepPrediction, TrialShape, predict_sweep
 from headway.sweep.space import Space, read_space
@@ -42,6 +43,8 @@ LOG = logging.getLogger("headway.sweep")
 
 COST_KEYS = ("model", "batch", "data", "augment", "task", "transform", "epochs")
 """Parts of a recipe by which trials differ in what a step, or their whole training, costs."""
+LEAST_GAIN = 1.02
+"""Gain of a shared loader from which it is worth a word."""
 MEASURED_TRIALS = 3
 """Trials that are measured before the sweep if their costs differ."""
 
@@ -235,7 +238,8 @@ def _run(sweep: SweepFolder) -> SweepResult:
             if not journal.state.trials:
                 prediction, start_s = _predict(sweep, settings, loaded, plan, coordinator)
             measured_s, began = coordinator.core_s - start_s, time.monotonic()
-            state = coordinator.run(journal)
+            with SweepDisplay(settings.objective, None if prediction is None else prediction.wall_s) as display:
+                state = coordinator.run(journal, display.update)
             winner, score = find_winner(state)
             recipe = _write_winner(sweep, settings, loaded, state, winner)
             retrained = _retrain(sweep, settings, coordinator, recipe)
@@ -304,7 +308,9 @@ def _count_epochs(assignment: Assignment) -> float:
 
 def describe_prediction(prediction: SweepPrediction) -> str:
     """Describes a prediction in words."""
-    gain = f"; with a loader for each trial it would take {prediction.share_gain:.2f} times as much"
+    gain = ""
+    if prediction.share_gain >= LEAST_GAIN:
+        gain = f" (with a loader for each trial {prediction.share_gain:.2f} times as much)"
     return f"{format_duration(prediction.core_s)} of cores in {format_duration(prediction.wall_s)}{gain}"
 
 
