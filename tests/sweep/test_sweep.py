@@ -15,6 +15,7 @@ import pytest
 from safetensors.torch import load_file
 from tests._support import Said, command, finished, packed_digits, refused, write_recipe
 
+from headway.sweep.best import list_best
 from headway.sweep.journal import open_journal, read_journal
 from headway.sweep.sweep import build_plan, resume_sweep
 from headway.sweep.sweep_folder import SweepFolder
@@ -163,3 +164,14 @@ def test_trials_that_always_crash_end_the_sweep_with_the_traceback(folder: Path)
     assert "3 trials crashed one after another" in said.err
     assert "an odd batch" in said.err
     assert not any(trial.scores for trial in read_journal(folder / "crashed").trials)
+
+
+def test_the_best_trials_of_a_sweep_become_an_ensemble(whole: Path) -> None:
+    """One trial of four was trained to its end, so there is no ensemble of two."""
+    assert "1 trial trained to the end, and --best asks for 2" in refused(
+        "ensemble", "--of", whole, "--best", "2", status=2
+    )
+    assert list_best(whole, 1) == [
+        whole / "trials" / str(json.loads((whole / "result.json").read_text())["winner"]["trial"])
+    ]
+    assert "an ensemble needs runs" in refused("ensemble", status=2)
