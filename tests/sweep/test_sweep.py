@@ -168,7 +168,7 @@ def test_trials_that_always_crash_end_the_sweep_with_the_traceback(folder: Path)
 
 def test_the_best_trials_of_a_sweep_become_an_ensemble(whole: Path) -> None:
     """One trial of four was trained to its end, so there is no ensemble of two."""
-    assert "1 trial trained to the end, and --best asks for 2" in refused(
+    assert "1 trial of 4 trained to the end, and --best asks for 2" in refused(
         "ensemble", "--of", whole, "--best", "2", status=2
     )
     assert list_best(whole, 1) == [
