@@ -175,3 +175,19 @@ def test_the_best_trials_of_a_sweep_become_an_ensemble(whole: Path) -> None:
         whole / "trials" / str(json.loads((whole / "result.json").read_text())["winner"]["trial"])
     ]
     assert "an ensemble needs runs" in refused("ensemble", status=2)
+
+
+@pytest.mark.check
+@pytest.mark.root
+def test_a_full_disk_stops_the_sweep_and_loses_nothing(folder: Path, small_disk: Path) -> None:
+    out = small_disk / "full"
+    # Checkpoints of four networks of 180 kB with momentum do not fit into the megabyte; those of the digits do.
+    said = sweep(folder, str(out), "--seeds", "0", "model.factory=net.py:wide")
+    assert said.status == 1
+    assert "the disk is full" in said.err
+    assert f"headway sweep --resume {out}" in said.err
+    assert not any(trial.has_failed for trial in read_journal(out).trials)
+    subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
+    said = finished("sweep", "--resume", out, cwd=folder)
+    assert said.status == 0, said.err
+    assert not any(trial.has_failed for trial in read_journal(out).trials)
