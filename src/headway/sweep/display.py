@@ -61,7 +61,7 @@ class SweepDisplay:
     def _tell_rungs(self, state: State) -> None:
         """Writes a line for each rung that has just ended."""
         for number, bracket in enumerate(state.plan.brackets):
-            trials = state.trials[bracket.first_trial : bracket.first_trial + bracket.sizes[0]]
+            trials = [trial for trial in state.trials if state.plan.find_bracket(trial.number) is bracket]
             for rung, level in enumerate(bracket.levels):
                 there = [trial for trial in trials if trial.rung >= rung and trial.first_rung <= rung]
                 ended = [trial for trial in there if trial.has_result(rung)]

@@ -36,6 +36,7 @@ from headway.sweep.state import State, rank_trials
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import build_assignment, count_steps, probe_recipe
+from headway.training.fork import check_forkable
 from headway.training.progress import format_duration
 from headway.training.runs import load_recipe
 
@@ -163,6 +164,8 @@ def run_sweep(
     if space_recipe.method == "tpe" and options.method != "asha":
         what = f"tpe learns from trials that have ended, and {options.method} starts them together"
         raise UsageError(what, where=str(space), fix="Add --method asha, or set method to random in the space.")
+    if options.method == "pbt":
+        check_forkable(space_recipe.parameters)
     folder = folder or RunFolder.find_free_name(Path("sweeps"), loaded.recipe.name)
     probe = probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
     size = Space(space_recipe).size
