@@ -61,7 +61,11 @@ class TrialValues:
         """Returns the values of a fork: those of its parent, times 0.8 or 1.2."""
         parameters = self._space.recipe.parameters
         ranges = {key: parameters[key].bounds for key in values if parameters[key].choice is None}
-        return perturb_values(values, ranges, self._seed, trial, rung)
+        perturbed = perturb_values(values, ranges, self._seed, trial, rung)
+        return {
+            key: parameters[key].round(value) if key in ranges and isinstance(value, float) else value
+            for key, value in perturbed.items()
+        }
 
 
 @final

@@ -57,11 +57,8 @@ def fork_run(parent: Path, step: int, folder: Path, values: Mapping[str, Any], o
     write_atomically(made.checkpoints / "latest", f"{found[0].name}\n")
     if run.weights_path.exists():
         shutil.copyfile(run.weights_path, made.weights_path)
-    about = run.read_provenance() | {
-        "origins": dict(changed.origins),
-        "forked": {"run": str(parent.resolve()), "step": step},
-    }
-    made.write_json("provenance", about)
+    origins, forked = dict(changed.origins), {"run": str(parent.resolve()), "step": step}
+    made.write_json("provenance", run.read_provenance() | {"origins": origins, "forked": forked})
     write_atomically(made.recipe_path, changed.to_yaml())
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
