@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, final
+from types import FrameType
+from typing import Any, NoReturn, final
 
 import yaml
 
@@ -20,6 +23,7 @@ from headway.core.recipe import LoadedRecipe
 from headway.core.recipe_override import collect_given_values, override_values
 from headway.core.recipe_yaml import RecipeDumper, dump_in_line
 from headway.core.run_folder import RunFolder
+from headway.core.signals import handle_signals
 from headway.core.statistics import compute_interval
 from headway.core.text_format import pluralise
 from headway.optim.batch_scaling import require_number
@@ -230,6 +234,25 @@ def _list_gpus() -> list[str]:
 
 
 def _run(sweep: SweepFolder) -> SweepResult:
+    """Runs a sweep; SIGTERM and Ctrl-C make every trial save its state."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise _StopError
+
+    try:
+        with handle_signals(stop, signal.SIGTERM, signal.SIGINT):
+            return _run_trials(sweep)
+    except _StopError:
+        fix = f"Continue: headway sweep --resume {shlex.quote(str(sweep.folder))}"
+        raise HeadwayError("the sweep was stopped, and its trials are saved", fix=fix) from None
+
+
+@final
+class _StopError(BaseException):
+    """A signal asks the sweep to stop. Not an Exception, which code on the way might take for a failed trial."""
+
+
+def _run_trials(sweep: SweepFolder) -> SweepResult:
     began = time.monotonic()
     settings, loaded = sweep.read_settings()
     plan = build_plan(settings)
