@@ -1,0 +1,368 @@
+"""All numbers of a sweep's page: what each trial reached and cost, the best so far, and what mattered."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from headway.core.errors import HeadwayError
+from headway.core.run_folder import RunFolder
+from headway.setup.shared_inputs import SHARED_KEYS
+from headway.sweep.expectation import compute_expected_best, extrapolate_scores, list_scores
+from headway.sweep.importance import Importance, measure_importance
+from headway.sweep.journal import read_journal, read_records
+from headway.sweep.parameter import ParameterRecipe, is_same
+from headway.sweep.records import Result
+from headway.sweep.state import State, Trial, rank_trials
+from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
+
+# Random search is drawn up to this multiple of the sweep's own work.
+MOST_RANDOM = 3
+# Highest score over lowest from which scores are compared by their logarithms.
+LOG_RATIO = 50.0
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TrialSummary:
+    """One trial of a sweep.
+
+    Attributes:
+        parent: the trial that it is a fork of.
+        rank: 1 is the best of those that trained longest; None if it reached no rung.
+        state: `winner`, `finished`, `stopped`, `training`, `waiting` or `failed`.
+        points: (fraction of a training, score) at each rung, from that of the parent on for a fork.
+        work: full trainings; a rung on which it failed counts as a whole.
+        seconds: training time of its run folder; None if nothing is recorded there.
+    """
+
+    trial: int
+    values: Mapping[str, Any]
+    parent: int | None
+    rank: int | None
+    state: str
+    points: tuple[tuple[Fraction, float], ...]
+    work: Fraction
+    seconds: float | None
+    reason: str
+
+    @property
+    def level(self) -> Fraction:
+        """Fraction of a training at its newest score; 0 if it has none."""
+        return self.points[-1][0] if self.points else Fraction(0)
+
+    @property
+    def score(self) -> float | None:
+        """Its newest score."""
+        return self.points[-1][1] if self.points else None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RungSummary:
+    """The cost of all trainings that end at one level.
+
+    Attributes:
+        trials: trainings that reached it.
+        failed: trainings that failed on the way.
+        seconds: None if a trial has none recorded.
+    """
+
+    level: Fraction
+    trials: int
+    failed: int
+    work: Fraction
+    best: float | None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The best score so far, beside what random search can expect.
+
+    Attributes:
+        unit: of all x: `seconds` of training, if every result has some recorded, else `trainings`.
+        best: (x, best score of any trial so far) at each improvement, and at the end.
+        random: (x, expected best) after 1, 2, ... full trainings, with each stopped trial's score extrapolated.
+        random_low: the same with the scores at which trials stopped.
+    """
+
+    unit: str
+    best: tuple[tuple[float, float], ...]
+    random: tuple[tuple[float, float], ...]
+    random_low: tuple[tuple[float, float], ...]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ImportanceSummary:
+    """Which parameters the differences between scores come from.
+
+    Attributes:
+        level: the scores are those at this fraction of a training, which most trials reached.
+        log: True if the logarithms of the scores were explained.
+    """
+
+    level: Fraction
+    log: bool
+    parameters: tuple[str, ...]
+    found: Importance
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SweepSummary:
+    """All numbers of a sweep.
+
+    Attributes:
+        trials: by number.
+        differing: parameters that change the batches; where there is none, all trials have seen the same ones.
+        result: result.json; empty before the sweep has ended.
+    """
+
+    folder: Path
+    settings: SweepRecipe
+    trials: tuple[TrialSummary, ...]
+    rungs: tuple[RungSummary, ...]
+    progress: Progress
+    importance: ImportanceSummary | None
+    differing: tuple[str, ...]
+    result: Mapping[str, Any]
+
+    @property
+    def winner(self) -> TrialSummary | None:
+        """The best trial; None if none reached a rung."""
+        return next((trial for trial in self.trials if trial.rank == 1), None)
+
+    @property
+    def reasons(self) -> list[tuple[str, int]]:
+        """Why trials failed, and how many, the most frequent reason first."""
+        return Counter(trial.reason for trial in self.trials if trial.state == "failed").most_common()
+
+    @property
+    def has_log_scores(self) -> bool:
+        """True if scores span so much that they are drawn by their logarithms."""
+        return is_steep([score for trial in self.trials for _, score in trial.points])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns all numbers as a JSON object; fractions of a training are numbers there."""
+        found = self.importance
+        return {
+            "sweep": str(self.folder),
+            "objective": self.settings.objective,
+            "higher_is_better": self.settings.higher_is_better,
+            "result": dict(self.result),
+            "trials": [_encode(asdict(trial)) for trial in self.trials],
+            "rungs": [_encode(asdict(rung)) for rung in self.rungs],
+            "progress": asdict(self.progress),
+            "importance": None
+            if found is None
+            else {
+                "level": float(found.level),
+                "log": found.log,
+                "trials": found.found.scores,
+                "r2": found.found.r2,
+                "shares": dict(zip(found.parameters, found.found.shares, strict=True)),
+            },
+            "differing": list(self.differing),
+        }
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Fraction):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {key: _encode(one) for key, one in value.items()}
+    return [_encode(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def is_steep(values: list[float]) -> bool:
+    """Returns True for numbers above 0 that span so much that a linear axis shows only the largest."""
+    return bool(values) and min(values) > 0 and max(values) > LOG_RATIO * min(values)
+
+
+def encode_value(parameter: ParameterRecipe, value: Any) -> float:
+    """Returns a value of a parameter as a number: that of a choice is its place in the list."""
+    if parameter.choice is None:
+        return float(value)
+    places = [place for place, one in enumerate(parameter.choice) if is_same(one, value)]
+    # A fork of `pbt` may have a value that is none of the list.
+    return float(places[0]) if places else math.nan
+
+
+def summarise_sweep(folder: Path) -> SweepSummary:
+    """Reads all numbers of a sweep from its folder, also while it runs.
+
+    Raises:
+        HeadwayError: this is not the folder of a sweep, it has no decision yet, or its files are damaged.
+    """
+    sweep = SweepFolder.open(folder)
+    settings, _ = sweep.read_settings()
+    state = read_journal(folder)
+    clocks = {trial.number: _read_clock(sweep, trial, settings.objective) for trial in state.trials}
+    ranks = {number: rank for rank, number in enumerate(rank_trials(state), 1)}
+    return SweepSummary(
+        folder=folder,
+        settings=settings,
+        trials=tuple(_summarise_trial(state, trial, ranks.get(trial.number), clocks) for trial in state.trials),
+        rungs=tuple(_summarise_rungs(state)),
+        progress=_trace_progress(folder, state, clocks),
+        importance=_explain_scores(settings, state),
+        differing=tuple(key for key in settings.space.parameters if key.partition(".")[0] in SHARED_KEYS),
+        result=_read_result(folder),
+    )
+
+
+def _read_result(folder: Path) -> dict[str, Any]:
+    path = folder / "result.json"
+    try:
+        result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise HeadwayError(f"result.json cannot be read ({error})", where=str(folder)) from None
+    return result
+
+
+@final
+@dataclass(frozen=True)
+class _Clock:
+    """Seconds of training until each rung of a trial, and in all; None where nothing is recorded."""
+
+    rungs: Mapping[int, float | None]
+    total: float | None
+
+
+def _read_clock(sweep: SweepFolder, trial: Trial, objective: str) -> _Clock:
+    run = RunFolder(sweep.find_trial(trial.number))
+    records = list(run.read_metrics()) if run.metrics_path.exists() else []
+    evaluated = iter([record for record in records if record.get("kind") == "evaluate"])
+    rungs: dict[int, float | None] = {}
+    for rung, score in enumerate(trial.scores, trial.first_rung):
+        # The journal has the score of the evaluation unchanged.
+        found = next((one for one in evaluated if score is not None and one.get(objective) == score), None)
+        rungs[rung] = None if found is None else found.get("seconds")
+    last = records[-1].get("seconds") if records else None
+    return _Clock(rungs, last)
+
+
+def _summarise_trial(state: State, trial: Trial, rank: int | None, clocks: Mapping[int, _Clock]) -> TrialSummary:
+    levels = state.plan.find_bracket(trial.number).levels
+    last = len(levels) - 1
+    points = list_scores(state, trial)
+    if trial.parent is not None and (start := state.trials[trial.parent].get_score(trial.first_rung - 1)) is not None:
+        points = [(levels[trial.first_rung - 1], start), *points]
+    if trial.has_failed:
+        what = "failed"
+    elif trial.is_training:
+        what = "training"
+    elif trial.is_stopped:
+        what = "stopped"
+    else:
+        what = "finished" if trial.rung == last else "waiting"
+    return TrialSummary(
+        trial=trial.number,
+        values=trial.values,
+        parent=trial.parent,
+        rank=rank,
+        state="winner" if rank == 1 and what == "finished" else what,
+        points=tuple(points),
+        work=sum((_get_work(levels, rung) for rung, _ in enumerate(trial.scores, trial.first_rung)), Fraction(0)),
+        seconds=clocks[trial.number].total,
+        reason=trial.reason,
+    )
+
+
+def _get_work(levels: tuple[Fraction, ...], rung: int) -> Fraction:
+    return levels[rung] - (levels[rung - 1] if rung else 0)
+
+
+def _summarise_rungs(state: State) -> Iterator[RungSummary]:
+    scores: dict[Fraction, list[float | None]] = defaultdict(list)
+    work: dict[Fraction, Fraction] = defaultdict(Fraction)
+    for trial in state.trials:
+        levels = state.plan.find_bracket(trial.number).levels
+        for rung, score in enumerate(trial.scores, trial.first_rung):
+            scores[levels[rung]].append(score)
+            work[levels[rung]] += _get_work(levels, rung)
+    choose = max if state.plan.higher_is_better else min
+    for level in sorted(scores):
+        known = [score for score in scores[level] if score is not None]
+        yield RungSummary(
+            level=level,
+            trials=len(known),
+            failed=len(scores[level]) - len(known),
+            work=work[level],
+            best=choose(known, default=None),
+        )
+
+
+def _trace_progress(folder: Path, state: State, clocks: Mapping[int, _Clock]) -> Progress:
+    results = [record for record in read_records(folder) if isinstance(record, Result)]
+    results = [one for one in results if one.trial < len(state.trials) and state.trials[one.trial].has_result(one.rung)]
+    # A failure has no evaluation of its own: the time until it is not known.
+    timed = all(clocks[one.trial].rungs[one.rung] is not None for one in results if one.score is not None)
+    choose = max if state.plan.higher_is_better else min
+    spent, work, best, points = 0.0, Fraction(0), None, list[tuple[float, float]]()
+    before: dict[int, float] = {}
+    for one in results:
+        work += _get_work(state.plan.find_bracket(one.trial).levels, one.rung)
+        if timed:
+            clock = clocks[one.trial]
+            until = clock.total if one.score is None else clock.rungs[one.rung]
+            if until is not None:
+                spent += max(0.0, until - before.get(one.trial, 0.0))
+                before[one.trial] = until
+        if one.score is None:
+            continue
+        x = spent if timed else float(work)
+        if best is None or choose(best, one.score) != best:
+            best = one.score
+            points.append((x, best))
+    if best is not None:
+        points.append((spent if timed else float(work), best))
+    # One full training takes as long as the trials took for each unit of work.
+    unit = (spent / float(work) if work else 0.0) if timed else 1.0
+    full = extrapolate_scores(state)
+    low = [_get_last(state, trial, full) for trial in state.trials] if full else []
+    most = min(len(full), math.ceil(MOST_RANDOM * work))
+    higher = state.plan.higher_is_better
+    random, random_low = (compute_expected_best(scores, most, higher_is_better=higher) for scores in (full, low))
+    return Progress(
+        unit="seconds" if timed else "trainings",
+        best=tuple(points),
+        random=tuple((unit * count, score) for count, score in enumerate(random, 1)),
+        random_low=tuple((unit * count, score) for count, score in enumerate(random_low, 1)),
+    )
+
+
+def _get_last(state: State, trial: Trial, full: list[float]) -> float:
+    scores = list_scores(state, trial)
+    return scores[-1][1] if scores else full[trial.number]
+
+
+def _explain_scores(settings: SweepRecipe, state: State) -> ImportanceSummary | None:
+    reached = [dict(list_scores(state, trial)) for trial in state.trials]
+    counts = Counter(level for scores in reached for level in scores)
+    if not counts:
+        return None
+    # The lowest of equals: on higher ones there are only trials that were good on it.
+    level = min(counts, key=lambda level: (-counts[level], level))
+    chosen = [(trial, scores[level]) for trial, scores in zip(state.trials, reached, strict=True) if level in scores]
+    targets = [score for _, score in chosen]
+    log, keys = is_steep(targets), tuple(settings.space.parameters)
+    columns = [
+        [
+            encode_value(settings.space.parameters[key], trial.values[key]) if key in trial.values else math.nan
+            for key in keys
+        ]
+        for trial, _ in chosen
+    ]
+    found = measure_importance(columns, np.log(targets) if log else targets)
+    return None if found is None else ImportanceSummary(level=level, log=log, parameters=keys, found=found)
