@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Annotated, Any, Generic, Literal, TypeVar, final, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headway.core.errors import HeadwayError, suggest_nearest
 from headway.core.value_errors import describe_error
-from headway.page.panel import Panel, PanelKind
+from headway.page.panel import Panel, PanelKind, Scale
 
 # Cells listed beside a matrix: as many as fit there without scrolling.
 MAX_LISTED_CELLS = 12
+# Charts that plotly draws, and those with many lines, which are drawn on a canvas: SVG would take seconds.
+PLOTLY_KINDS = ("lines", "bars", "matrix", "surface", "grid")
+CANVAS_KINDS = ("parallel", "paths")
 # Cells that are set flush right: `1,234`, `5e-4`, `93.1 %`, `12 ms`, `-`.
 NUMERIC_CELL = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?[%\w/]{1,9})?|-?")
 
@@ -268,6 +272,109 @@ class GridData(_PanelData):
 
 
 @final
+class TickData(_PanelData):
+    """Named place on an axis."""
+
+    at: float
+    label: str
+
+
+class _AxisData(_PanelData):
+    """Axis of a drawing on a canvas."""
+
+    label: str
+    scale: Scale
+    categories: list[str] = []
+    ticks: list[TickData] = []
+    missing: str = "none"
+
+    def check_numbers(self, numbers: Iterable[float | None]) -> None:
+        """Raises ValueError if a number has no place on the axis."""
+        for number in numbers:
+            if number is None:
+                continue
+            if self.scale == "log" and number <= 0:
+                raise ValueError(f"axis {self.label!r} is logarithmic and has no place for {number:g}")
+            if self.scale == "category" and not (number == int(number) and 0 <= number < len(self.categories)):
+                raise ValueError(f"axis {self.label!r} has {len(self.categories)} categories, and none is {number:g}")
+
+
+@final
+class AxisData(_AxisData):
+    """Axis of parallel coordinates. A None is a line that lacks the value."""
+
+    values: list[float | None]
+
+    @model_validator(mode="after")
+    def _check_values(self) -> AxisData:
+        self.check_numbers(self.values)
+        return self
+
+
+@final
+class PathAxisData(_AxisData):
+    """Axis of paths: a list of numbers per line."""
+
+    values: list[list[float | None]]
+
+    @model_validator(mode="after")
+    def _check_values(self) -> PathAxisData:
+        self.check_numbers(chain.from_iterable(self.values))
+        return self
+
+
+class _RankedData(_PanelData):
+    """Lines with names and ranks."""
+
+    names: list[str]
+    ranks: list[Annotated[int, Field(ge=1)] | None]
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> _RankedData:
+        if len(self.ranks) != len(self.names):
+            raise ValueError(f"{len(self.names)} names need as many ranks, and there are {len(self.ranks)}")
+        return self
+
+
+@final
+class ParallelData(_RankedData):
+    """Parallel coordinates: each line goes through its value on every axis."""
+
+    axes: list[AxisData]
+
+    @model_validator(mode="after")
+    def _check_axes(self) -> ParallelData:
+        for axis in self.axes:
+            if len(axis.values) != len(self.names):
+                raise ValueError(f"axis {axis.label!r} has {len(axis.values)} values for {len(self.names)} names")
+        return self
+
+    def is_empty(self) -> bool:
+        return not self.names or not self.axes
+
+
+@final
+class PathsData(_RankedData):
+    """Lines or points over one or several x, all with the same y."""
+
+    x: list[PathAxisData]
+    y: PathAxisData
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> PathsData:
+        lengths = [len(row) for row in self.y.values]
+        if len(lengths) != len(self.names):
+            raise ValueError(f"y has {len(lengths)} rows for {len(self.names)} names")
+        for axis in self.x:
+            if [len(row) for row in axis.values] != lengths:
+                raise ValueError(f"axis {axis.label!r} needs as many numbers in each row as y")
+        return self
+
+    def is_empty(self) -> bool:
+        return not self.x or not any(self.y.values)
+
+
+@final
 class ImageData(_PanelData):
     """One image as a base64 data URI, with its caption."""
 
@@ -335,6 +442,7 @@ class _Document(BaseModel, Generic[T]):
 DOCUMENT_BY_KIND: dict[str, Any] = {
     "cards": _Document[CardsData], "lines": _Document[LinesData], "bars": _Document[BarsData],
     "matrix": _Document[MatrixData], "surface": _Document[SurfaceData], "grid": _Document[GridData],
+    "parallel": _Document[ParallelData], "paths": _Document[PathsData],
     "images": _Document[ImagesData], "table": _Document[TableData], "text": _Document[TextData],
 }  # fmt: skip
 
@@ -378,7 +486,7 @@ def check_panel(panel: Panel) -> CheckedPanel:
         raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {problem}") from error
     is_empty = document.data.is_empty()
     # Cards, images, tables and texts are plain HTML: only charts need their data as JSON.
-    is_chart = panel.kind in ("lines", "bars", "matrix", "surface", "grid") and not is_empty
+    is_chart = panel.kind in (*PLOTLY_KINDS, *CANVAS_KINDS) and not is_empty
     return CheckedPanel(
         document=document,
         json=_escape_for_script(document_json) if is_chart else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def extrapolate_scores(state: State) -> list[float]:
     known = [score for scores in reached for score in scores.values()]
     if not known:
         return []
-    for level, following in zip(levels, levels[1:], strict=False):
+    for level, following in pairwise(levels):
         pairs = [(scores[level], scores[following]) for scores in reached if level in scores and following in scores]
         for scores in reached:
             if pairs and level in scores and following not in scores:

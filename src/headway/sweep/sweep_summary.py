@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -64,6 +64,11 @@ class TrialSummary:
         """Its newest score."""
         return self.points[-1][1] if self.points else None
 
+    def get_score(self, level: Fraction) -> float | None:
+        """Returns its own score at a fraction of a training; None if it has none there."""
+        own = self.points if self.parent is None else self.points[1:]
+        return dict(own).get(level)
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +78,7 @@ class RungSummary:
     Attributes:
         trials: trainings that reached it.
         failed: trainings that failed on the way.
-        seconds: None if a trial has none recorded.
+        best: best score there; None if none reached it.
     """
 
     level: Fraction
@@ -107,11 +112,9 @@ class ImportanceSummary:
     """Which parameters the differences between scores come from.
 
     Attributes:
-        level: the scores are those at this fraction of a training, which most trials reached.
         log: True if the logarithms of the scores were explained.
     """
 
-    level: Fraction
     log: bool
     parameters: tuple[str, ...]
     found: Importance
@@ -124,6 +127,9 @@ class SweepSummary:
 
     Attributes:
         trials: by number.
+        common_level: fraction of a training that most trials reached, where their scores can be compared with each
+            other; None if there is no score.
+        importance: of the scores at `common_level`; None if there are too few.
         differing: parameters that change the batches; where there is none, all trials have seen the same ones.
         result: result.json; empty before the sweep has ended.
     """
@@ -133,6 +139,7 @@ class SweepSummary:
     trials: tuple[TrialSummary, ...]
     rungs: tuple[RungSummary, ...]
     progress: Progress
+    common_level: Fraction | None
     importance: ImportanceSummary | None
     differing: tuple[str, ...]
     result: Mapping[str, Any]
@@ -163,10 +170,10 @@ class SweepSummary:
             "trials": [_encode(asdict(trial)) for trial in self.trials],
             "rungs": [_encode(asdict(rung)) for rung in self.rungs],
             "progress": asdict(self.progress),
+            "common_level": _encode(self.common_level),
             "importance": None
             if found is None
             else {
-                "level": float(found.level),
                 "log": found.log,
                 "trials": found.found.scores,
                 "r2": found.found.r2,
@@ -209,13 +216,16 @@ def summarise_sweep(folder: Path) -> SweepSummary:
     state = read_journal(folder)
     clocks = {trial.number: _read_clock(sweep, trial, settings.objective) for trial in state.trials}
     ranks = {number: rank for rank, number in enumerate(rank_trials(state), 1)}
+    trials = tuple(_summarise_trial(state, trial, ranks.get(trial.number), clocks) for trial in state.trials)
+    level = _find_common_level(trials)
     return SweepSummary(
         folder=folder,
         settings=settings,
-        trials=tuple(_summarise_trial(state, trial, ranks.get(trial.number), clocks) for trial in state.trials),
+        trials=trials,
         rungs=tuple(_summarise_rungs(state)),
         progress=_trace_progress(folder, state, clocks),
-        importance=_explain_scores(settings, state),
+        common_level=level,
+        importance=None if level is None else _explain_scores(settings, trials, level),
         differing=tuple(key for key in settings.space.parameters if key.partition(".")[0] in SHARED_KEYS),
         result=_read_result(folder),
     )
@@ -347,22 +357,23 @@ def _get_last(state: State, trial: Trial, full: list[float]) -> float:
     return scores[-1][1] if scores else full[trial.number]
 
 
-def _explain_scores(settings: SweepRecipe, state: State) -> ImportanceSummary | None:
-    reached = [dict(list_scores(state, trial)) for trial in state.trials]
-    counts = Counter(level for scores in reached for level in scores)
-    if not counts:
-        return None
+def _find_common_level(trials: Sequence[TrialSummary]) -> Fraction | None:
+    own = [trial.points if trial.parent is None else trial.points[1:] for trial in trials]
+    counts = Counter(level for points in own for level, _ in points)
     # The lowest of equals: on higher ones there are only trials that were good on it.
-    level = min(counts, key=lambda level: (-counts[level], level))
-    chosen = [(trial, scores[level]) for trial, scores in zip(state.trials, reached, strict=True) if level in scores]
-    targets = [score for _, score in chosen]
+    return min(counts, key=lambda level: (-counts[level], level), default=None)
+
+
+def _explain_scores(settings: SweepRecipe, trials: Sequence[TrialSummary], level: Fraction) -> ImportanceSummary | None:
+    scores = [(trial, score) for trial in trials if (score := trial.get_score(level)) is not None]
+    targets = [score for _, score in scores]
     log, keys = is_steep(targets), tuple(settings.space.parameters)
     columns = [
         [
             encode_value(settings.space.parameters[key], trial.values[key]) if key in trial.values else math.nan
             for key in keys
         ]
-        for trial, _ in chosen
+        for trial, _ in scores
     ]
     found = measure_importance(columns, np.log(targets) if log else targets)
-    return None if found is None else ImportanceSummary(level=level, log=log, parameters=keys, found=found)
+    return None if found is None else ImportanceSummary(log=log, parameters=keys, found=found)
