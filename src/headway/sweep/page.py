@@ -83,7 +83,7 @@ def _build_cards(summary: SweepSummary) -> Panel:
     if (seconds := _sum_seconds(summary.trials)) is not None:
         cards.append(("training time", format_duration(seconds), "of all trials, each in its own turns"))
     if "cpu_s" in summary.result:
-        note = f"of the processor; {format_duration(summary.result['seconds'])} on the clock. Since the last resume"
+        note = f"in trials, and {format_duration(summary.result['seconds'])} on the clock, since the last start"
         cards.append(("CPU time", format_duration(summary.result["cpu_s"]), note))
     note = SAME_BATCHES
     if summary.differing:
@@ -119,7 +119,7 @@ def _build_progress(summary: SweepSummary) -> Panel:
     if progress.random:
         series.append(("random search, expected", *_split(progress.random)))
     if is_partial:
-        series.append(("random search, if no stopped trial got better", *_split(progress.random_low)))
+        series.append(("random search, at least", *_split(progress.random_low)))
     mean = summary.result.get("retrained", {}).get("mean")
     if mean is not None and progress.best:
         ends = [progress.best[0][0], max(x for _, xs, _ in series for x in xs)]
@@ -147,7 +147,6 @@ def _build_progress(summary: SweepSummary) -> Panel:
         log_y=summary.has_log_scores,
         section="Result",
         order=120,
-        width="full",
         note=note,
     )
 

@@ -105,16 +105,16 @@ globalThis.canvasCharts = (() => {
     return pen;
   };
 
-  // A text of at most so many pixels, with a rim in the colour of the page, so that lines behind it do not hide it.
+  // A text of at most so many pixels, on the colour of the page, so that lines behind it do not hide it.
   const label = (pen, look, text, x, y, most, { color = look.muted, align = "start", weight = 400, size = FONT_PX } = {}) => {
     pen.font = `${weight} ${size}px ${look.sans}`;
     pen.textAlign = align;
     pen.textBaseline = "middle";
     let shown = text;
     while (shown.length > 1 && pen.measureText(shown).width > most) shown = shown.replace(/.\u2026?$/u, "") + "\u2026";
-    pen.strokeStyle = look.surface;
-    pen.lineWidth = 4;
-    pen.strokeText(shown, x, y);
+    const wide = pen.measureText(shown).width + 4;
+    pen.fillStyle = look.surface + "d0";
+    pen.fillRect(x + 2 - { start: 4, center: wide / 2 + 2, end: wide }[align], y - size / 2 - 1, wide, size + 2);
     pen.fillStyle = color;
     pen.fillText(shown, x, y);
   };
