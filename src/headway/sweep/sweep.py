@@ -13,7 +13,7 @@ from typing import Any, final
 
 import yaml
 
-from headway.core.errors import HeadwayError
+from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.recipe_override import collect_given_values, override_values
@@ -25,11 +25,10 @@ from headway.sweep.budget import Method, Plan, plan_brackets
 from headway.sweep.cohort import Assignment
 from headway.sweep.coordinator import Coordinator
 from headway.sweep.journal import open_journal
-from headway.sweep.space import Space
-from headway.sweep.space_recipe import SpaceRecipe
+from headway.sweep.space import Space, read_space
 from headway.sweep.state import State, rank_trials
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
-from headway.sweep.trial_recipe import build_trial_recipe
+from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import count_steps, probe_recipe
 
 LOG = logging.getLogger("headway.sweep")
@@ -38,7 +37,7 @@ LOG = logging.getLogger("headway.sweep")
 @final
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """What a sweep may spend, and how.
+    """The budget of a sweep, and how it is spent.
 
     Attributes:
         budget: most work, in full trainings.
@@ -137,7 +136,11 @@ def run_sweep(
         HeadwayError: recipe, space or options are wrong, or trials crash one after another.
     """
     loaded = read_recipe(recipe, overrides, TrainRecipe)
-    space_recipe = read_recipe(space, (), SpaceRecipe, kind="space", fix="See `headway sweep --help`.").recipe
+    space_recipe = read_space(space).recipe
+    check_space(Space(space_recipe), loaded)
+    if space_recipe.method == "tpe" and options.method != "asha":
+        what = f"tpe learns from trials that have ended, and {options.method} starts them together"
+        raise UsageError(what, where=str(space), fix="Add --method asha, or set method to random in the space.")
     folder = folder or RunFolder.find_free_name(Path("sweeps"), loaded.recipe.name)
     probe = probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
     size = Space(space_recipe).size

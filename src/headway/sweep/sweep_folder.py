@@ -18,7 +18,6 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe, RecipePart, find_leaf_origins, read_recipe
-from headway.core.recipe_override import collect_given_values
 from headway.core.recipe_yaml import RecipeDumper
 from headway.core.run_folder import collect_provenance
 from headway.setup.recipe import TrainRecipe
@@ -45,7 +44,7 @@ class SweepRecipe(RecipePart):
     recipe: dict[str, Any]
     """The recipe that all trials share, with what the first look at data and machine has decided."""
     space: SpaceRecipe
-    """What differs between trials."""
+    """The values that differ between trials."""
     objective: str
     """The metric by which trials are compared."""
     higher_is_better: bool
@@ -178,8 +177,3 @@ class SweepFolder:
                 time.sleep(0.1)
         finally:
             os.close(handle)
-
-
-def collect_recipe(loaded: LoadedRecipe[TrainRecipe]) -> dict[str, Any]:
-    """Returns the values of a recipe that are no defaults, for `SweepRecipe.recipe`."""
-    return collect_given_values(loaded)
