@@ -225,6 +225,7 @@ def axis(
     categories: Sequence[str] = (),
     ticks: Sequence[tuple[float, str]] = (),
     missing: str = "none",
+    missing_is_high: bool = False,
 ) -> dict[str, Any]:
     """Builds an axis of a `parallel` or `paths` panel.
 
@@ -232,7 +233,7 @@ def axis(
         values: a number per line, in the order of their names, or None if the line lacks it; for `paths` a list of
             numbers per line. On an axis of categories, a number is a place in `categories`.
         ticks: (number, label) of the only ticks, instead of round numbers.
-        missing: label of the place of lines that lack a value.
+        missing: label of the place of lines that lack a value: below the numbers, or above if `missing_is_high`.
     """
     rows = [list(value) if isinstance(value, list | tuple) else value for value in values]
     written = [{"at": at, "label": text} for at, text in ticks]
@@ -244,6 +245,7 @@ def axis(
         "categories": names,
         "ticks": written,
         "missing": missing,
+        "missing_is_high": missing_is_high,
     }
 
 

@@ -287,6 +287,7 @@ class _AxisData(_PanelData):
     categories: list[str] = []
     ticks: list[TickData] = []
     missing: str = "none"
+    missing_is_high: bool = False
 
     def check_numbers(self, numbers: Iterable[float | None]) -> None:
         """Raises ValueError if a number has no place on the axis."""

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from headway.core.random_keys import draw_uniform, make_keys
 from headway.sweep.state import State, Trial
 
 
@@ -34,12 +35,16 @@ def compute_expected_best(scores: Sequence[float], most: int, *, higher_is_bette
     return expected
 
 
-def extrapolate_scores(state: State) -> list[float]:
-    """Returns a score after a full training for each trial of a sweep, in the order of their numbers.
+def extrapolate_scores(state: State, seed: int = 0) -> list[float]:
+    """Returns a plausible score after a full training for each trial of a sweep, in the order of their numbers.
 
-    A trial that stopped at a rung goes on to the next one by the least-squares line through those that did; by their
-    mean gain if fewer than three did. It gets there no better than the best of them, and no worse than it was. Failed
-    trials have the worst score of all.
+    A trial that stopped at a rung goes on to the next one by the least-squares line through those that did, with the
+    residual of one of them at random (stochastic regression imputation), or by their mean gain if fewer than three did.
+    It gets there no better than the best of them, and no worse than it was. Failed trials have the worst score of all.
+
+    Args:
+        seed: draws the residuals. Without them all would lie on the line, and the best of many would be too low.
+            Average over several seeds what you compute of the scores.
     """
     sign = 1.0 if state.plan.higher_is_better else -1.0
     levels = sorted({level for bracket in state.plan.brackets for level in bracket.levels})
@@ -48,11 +53,17 @@ def extrapolate_scores(state: State) -> list[float]:
     known = [score for scores in reached for score in scores.values()]
     if not known:
         return []
-    for level, following in pairwise(levels):
+    for place, (level, following) in enumerate(pairwise(levels)):
         pairs = [(scores[level], scores[following]) for scores in reached if level in scores and following in scores]
-        for scores in reached:
-            if pairs and level in scores and following not in scores:
-                scores[following] = _extrapolate(pairs, scores[level])
+        if not pairs:
+            continue
+        chances = draw_uniform(make_keys(seed, place, np.arange(len(reached))), 0)
+        slope, intercept, residuals = _fit_line(pairs)
+        most = max(after for _, after in pairs)
+        for scores, chance in zip(reached, chances.tolist(), strict=True):
+            if level in scores and following not in scores:
+                line = intercept + slope * scores[level] + residuals[int(chance * len(residuals))]
+                scores[following] = max(scores[level], min(line, most))
     return [sign * (scores[max(scores)] if scores else min(known)) for scores in reached]
 
 
@@ -63,11 +74,12 @@ def list_scores(state: State, trial: Trial) -> list[tuple[Fraction, float]]:
     return [(levels[rung], score) for rung, score in scores if score is not None]
 
 
-def _extrapolate(pairs: Sequence[tuple[float, float]], score: float) -> float:
+def _fit_line(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, list[float]]:
+    """Returns slope, intercept and residuals of a line that does not fall."""
     before, after = np.array(pairs).T
-    slope = 1.0
-    if len(pairs) > 2 and np.ptp(before) > 0:
-        centred = before - before.mean()
-        slope = max(0.0, float(centred @ after / (centred @ centred)))
-    line = float(after.mean() + slope * (score - before.mean()))
-    return max(score, min(line, float(after.max())))
+    if len(pairs) < 3 or np.ptp(before) == 0:
+        return 1.0, float((after - before).mean()), [0.0]
+    centred = before - before.mean()
+    slope = max(0.0, float(centred @ after / (centred @ centred)))
+    intercept = float(after.mean() - slope * before.mean())
+    return slope, intercept, (after - intercept - slope * before).tolist()

@@ -29,7 +29,7 @@ Integers = NDArray[np.int64]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Importance:
-    """What a forest has found.
+    """Result of a forest.
 
     Attributes:
         shares: for each parameter its share of the explained variance, adding up to 1; all 0 if none helps.

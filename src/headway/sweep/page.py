@@ -12,7 +12,7 @@ from headway.core.files import write_atomically
 from headway.core.recipe_yaml import dump_in_line
 from headway.core.text_format import pluralise
 from headway.page import panel, renderer
-from headway.page.panel import Panel
+from headway.page.panel import Panel, Scale
 from headway.report.run_report import format_metric
 from headway.sweep.parameter import is_same
 from headway.sweep.sweep_summary import SweepSummary, TrialSummary
@@ -115,10 +115,9 @@ def _build_progress(summary: SweepSummary) -> Panel:
     steps = [point for before, after in pairwise(progress.best)
              for point in (before, (after[0], before[1]))] + list(progress.best[-1:])  # fmt: skip
     series = [("this sweep", *_split(steps))]
-    is_partial = progress.random != progress.random_low
     if progress.random:
         series.append(("random search, expected", *_split(progress.random)))
-    if is_partial:
+    if progress.is_estimated:
         series.append(("random search, at least", *_split(progress.random_low)))
     mean = summary.result.get("retrained", {}).get("mean")
     if mean is not None and progress.best:
@@ -128,11 +127,11 @@ def _build_progress(summary: SweepSummary) -> Panel:
         "Best score of any trial so far, at whatever rung. Random search: the expected best of m full trainings, drawn "
         "without replacement from the trials of this sweep, failed ones with the worst score. "
     )
-    if is_partial:
+    if progress.is_estimated:
         note += (
-            "Only the best trials were trained to the end: for the others, the score there is extrapolated from rung "
-            "to rung by the least-squares line through those that went on, and at most the best of these. The lower "
-            "line takes the scores at which they stopped. Both are estimates; the true expectation should lie between. "
+            "Only the best trials were trained to the end. What the others would have reached is imputed from rung to rung "
+            "by regression on those that went on: a rough estimate, which a sweep by the method random would measure. The "
+            "lower line takes the scores at which they stopped. "
         )
     label = "full trainings of work"
     if progress.unit == "seconds":
@@ -328,7 +327,9 @@ class _Missing:
 
 def _build_score_axis(summary: SweepSummary, values: Sequence[Any]) -> dict[str, Any]:
     label = summary.settings.objective.replace("_", " ")
-    return panel.axis(label, values, scale="log" if summary.has_log_scores else "linear", missing="failed")
+    is_high = not summary.settings.higher_is_better
+    scale: Scale = "log" if summary.has_log_scores else "linear"
+    return panel.axis(label, values, scale=scale, missing="failed", missing_is_high=is_high)
 
 
 def _list_level_ticks(summary: SweepSummary) -> list[tuple[float, str]]:
@@ -354,7 +355,8 @@ def _format_number(value: float) -> str:
 
 
 def _format_value(value: Any) -> str:
-    return dump_in_line(value)
+    # A fork's values are products, with digits that say nothing.
+    return dump_in_line(_round(value) if isinstance(value, float) else value)
 
 
 def _round(value: float | None) -> Any:

@@ -25,9 +25,11 @@ from headway.sweep.budget import Method, Plan, plan_brackets
 from headway.sweep.cohort import Assignment
 from headway.sweep.coordinator import Coordinator
 from headway.sweep.journal import open_journal
+from headway.sweep.page import write_page
 from headway.sweep.space import Space, read_space
 from headway.sweep.state import State, rank_trials
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
+from headway.sweep.sweep_summary import summarise_sweep
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import count_steps, probe_recipe
 
@@ -230,6 +232,7 @@ def _run(sweep: SweepFolder) -> SweepResult:
         cpu_s=cpu_s,
     )
     write_atomically(sweep.folder / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
+    LOG.info(f"Page: {write_page(summarise_sweep(sweep.folder))}")
     return result
 
 

@@ -21,11 +21,14 @@ from headway.sweep.importance import Importance, measure_importance
 from headway.sweep.journal import read_journal, read_records
 from headway.sweep.parameter import ParameterRecipe, is_same
 from headway.sweep.records import Result
+from headway.sweep.space import RANDOM_TRIALS
 from headway.sweep.state import State, Trial, rank_trials
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
 
 # Random search is drawn up to this multiple of the sweep's own work.
 MOST_RANDOM = 3
+# Plausible scores of stopped trials, of which the mean is taken.
+IMPUTATIONS = 20
 # Highest score over lowest from which scores are compared by their logarithms.
 LOG_RATIO = 50.0
 
@@ -96,11 +99,13 @@ class Progress:
     Attributes:
         unit: of all x: `seconds` of training, if every result has some recorded, else `trainings`.
         best: (x, best score of any trial so far) at each improvement, and at the end.
-        random: (x, expected best) after 1, 2, ... full trainings, with each stopped trial's score extrapolated.
-        random_low: the same with the scores at which trials stopped.
+        random: (x, expected best) after 1, 2, ... full trainings.
+        random_low: the same, with the scores at which trials stopped.
+        is_estimated: True if trials stopped, so that `random` depends on extrapolated scores.
     """
 
     unit: str
+    is_estimated: bool
     best: tuple[tuple[float, float], ...]
     random: tuple[tuple[float, float], ...]
     random_low: tuple[tuple[float, float], ...]
@@ -223,7 +228,7 @@ def summarise_sweep(folder: Path) -> SweepSummary:
         settings=settings,
         trials=trials,
         rungs=tuple(_summarise_rungs(state)),
-        progress=_trace_progress(folder, state, clocks),
+        progress=_trace_progress(folder, settings, state, clocks),
         common_level=level,
         importance=None if level is None else _explain_scores(settings, trials, level),
         differing=tuple(key for key in settings.space.parameters if key.partition(".")[0] in SHARED_KEYS),
@@ -313,7 +318,7 @@ def _summarise_rungs(state: State) -> Iterator[RungSummary]:
         )
 
 
-def _trace_progress(folder: Path, state: State, clocks: Mapping[int, _Clock]) -> Progress:
+def _trace_progress(folder: Path, settings: SweepRecipe, state: State, clocks: Mapping[int, _Clock]) -> Progress:
     results = [record for record in read_records(folder) if isinstance(record, Result)]
     results = [one for one in results if one.trial < len(state.trials) and state.trials[one.trial].has_result(one.rung)]
     # A failure has no evaluation of its own: the time until it is not known.
@@ -339,22 +344,34 @@ def _trace_progress(folder: Path, state: State, clocks: Mapping[int, _Clock]) ->
         points.append((spent if timed else float(work), best))
     # One full training takes as long as the trials took for each unit of work.
     unit = (spent / float(work) if work else 0.0) if timed else 1.0
-    full = extrapolate_scores(state)
-    low = [_get_last(state, trial, full) for trial in state.trials] if full else []
-    most = min(len(full), math.ceil(MOST_RANDOM * work))
-    higher = state.plan.higher_is_better
-    random, random_low = (compute_expected_best(scores, most, higher_is_better=higher) for scores in (full, low))
+    full, low = _expect_random(settings, state, math.ceil(MOST_RANDOM * work))
+    last = [max(state.plan.find_bracket(trial.number).levels) for trial in state.trials]
+    reached = [dict(list_scores(state, trial)) for trial in state.trials]
     return Progress(
+        is_estimated=any(scores and level not in scores for level, scores in zip(last, reached, strict=True)),
         unit="seconds" if timed else "trainings",
         best=tuple(points),
-        random=tuple((unit * count, score) for count, score in enumerate(random, 1)),
-        random_low=tuple((unit * count, score) for count, score in enumerate(random_low, 1)),
+        random=tuple((unit * count, score) for count, score in enumerate(full, 1)),
+        random_low=tuple((unit * count, score) for count, score in enumerate(low, 1)),
     )
 
 
-def _get_last(state: State, trial: Trial, full: list[float]) -> float:
-    scores = list_scores(state, trial)
-    return scores[-1][1] if scores else full[trial.number]
+def _expect_random(settings: SweepRecipe, state: State, most: int) -> tuple[list[float], list[float]]:
+    """Returns `random` and `random_low` of `Progress`, without x."""
+    # Those of forks, and what tpe suggests, are no random draws.
+    drawn = [trial for trial in state.trials if trial.parent is None]
+    if settings.space.method == "tpe":
+        drawn = drawn[:RANDOM_TRIALS]
+    own = [list_scores(state, trial) for trial in drawn]
+    possible = [extrapolate_scores(state, seed) for seed in range(IMPUTATIONS)]
+    if not possible[0]:
+        return [], []
+    low = [scores[-1][1] if scores else possible[0][one.number] for one, scores in zip(drawn, own, strict=True)]
+    most, higher = min(len(drawn), most), state.plan.higher_is_better
+    each = [
+        compute_expected_best([full[one.number] for one in drawn], most, higher_is_better=higher) for full in possible
+    ]
+    return np.mean(each, axis=0).tolist(), compute_expected_best(low, most, higher_is_better=higher)
 
 
 def _find_common_level(trials: Sequence[TrialSummary]) -> Fraction | None:

@@ -33,18 +33,20 @@ globalThis.canvasCharts = (() => {
     return within.length > 1 ? within : roundTicks(low, high, most, false);
   };
 
-  // Places of an axis in pixels. Numbers lie between `from` and `to`; lines that lack one have a place at `from`.
-  const buildScale = (axis, from, to, brief, margin) => {
+  // Places of an axis in pixels. Numbers lie between both ends; lines that lack one have a place at one of them.
+  const buildScale = (axis, lowEnd, highEnd, brief, margin) => {
+    const [from, to] = axis.missing_is_high ? [highEnd, lowEnd] : [lowEnd, highEnd];
     const values = axis.values.flat();
     const known = values.filter((value) => value !== null);
     const lacks = known.length < values.length;
-    const start = from + (lacks ? Math.sign(to - from) * MISSING_PX : 0);
+    const near = from + (lacks ? Math.sign(to - from) * MISSING_PX : 0);
+    const [start, end] = axis.missing_is_high ? [to, near] : [near, to];
     const isLog = axis.scale === "log";
     const warp = isLog ? Math.log10 : (value) => value;
-    const most = Math.max(2, Math.min(6, Math.abs(to - start) / 40));
+    const most = Math.max(2, Math.min(6, Math.abs(end - start) / 40));
     let place, ticks;
     if (axis.scale === "category") {
-      const band = (to - start) / axis.categories.length;
+      const band = (end - start) / axis.categories.length;
       place = (value) => start + (value + 0.5) * band;
       // Of more categories than fit, every second one has its name, or every third.
       const every = Math.ceil(15 / Math.abs(band));
@@ -53,11 +55,11 @@ globalThis.canvasCharts = (() => {
       let [low, high] = known.length ? extent(known.map(warp)) : [0, 1];
       if (low === high) [low, high] = isLog ? [low - 0.3, high + 0.3] : [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
       const pad = (high - low) * margin;
-      place = (value) => start + ((warp(value) - low + pad) / (high - low + 2 * pad)) * (to - start);
+      place = (value) => start + ((warp(value) - low + pad) / (high - low + 2 * pad)) * (end - start);
       const numbers = axis.ticks.length
         ? axis.ticks
         : (isLog ? logTicks(10 ** low, 10 ** high, most) : roundTicks(low, high, most, known.every(Number.isInteger))).map((at) => ({ at, label: brief(at) }));
-      ticks = numbers.map((tick) => ({ at: place(tick.at), label: tick.label }));
+      ticks = (known.length ? numbers : []).map((tick) => ({ at: place(tick.at), label: tick.label }));
     }
     return { ticks, missing: lacks ? { at: from, label: axis.missing } : null, place: (value) => (value === null ? from : place(value)) };
   };
