@@ -137,9 +137,10 @@ def _grow_tree(bins: Integers, targets: Floats, weights: Floats) -> Iterator[_Le
             fits = (left_mass >= LEAST_IN_LEAF) & (right_mass >= LEAST_IN_LEAF)
             gain = np.square(left_total) / np.maximum(left_mass, 1) + np.square(right_total) / np.maximum(right_mass, 1)
             gain = np.where(fits, gain - (np.square(total) / mass)[:, None, None], 0).reshape(count, -1)
+            # Two parameters may divide a node alike: which is taken should not depend on the last bits of their sums.
+            gain = gain.round(10)
             best = gain.argmax(axis=1)
-            # Rounding makes a gain of 1e-17 out of equal scores.
-            splits = gain[np.arange(count), best] > 1e-12
+            splits = gain[np.arange(count), best] > 0
             feature, edge = np.where(splits, best // places, -1), np.where(splits, best % places, 0)
         # Nodes are numbered anew on each level, so that only those with trials take memory.
         is_split = feature >= 0

@@ -129,9 +129,9 @@ def _build_progress(summary: SweepSummary) -> Panel:
     )
     if progress.is_estimated:
         note += (
-            "Only the best trials were trained to the end. What the others would have reached is imputed from rung to rung "
-            "by regression on those that went on: a rough estimate, which a sweep by the method random would measure. The "
-            "lower line takes the scores at which they stopped. "
+            "Only the best trials were trained to the end. What the others would have reached is imputed from rung to "
+            "rung by regression on those that went on: a rough estimate, which a sweep by the method random would "
+            "measure. The lower line takes the scores at which they stopped. "
         )
     label = "full trainings of work"
     if progress.unit == "seconds":

@@ -344,11 +344,9 @@ def _trace_progress(folder: Path, settings: SweepRecipe, state: State, clocks: M
         points.append((spent if timed else float(work), best))
     # One full training takes as long as the trials took for each unit of work.
     unit = (spent / float(work) if work else 0.0) if timed else 1.0
-    full, low = _expect_random(settings, state, math.ceil(MOST_RANDOM * work))
-    last = [max(state.plan.find_bracket(trial.number).levels) for trial in state.trials]
-    reached = [dict(list_scores(state, trial)) for trial in state.trials]
+    is_estimated, full, low = _expect_random(settings, state, math.ceil(MOST_RANDOM * work))
     return Progress(
-        is_estimated=any(scores and level not in scores for level, scores in zip(last, reached, strict=True)),
+        is_estimated=is_estimated,
         unit="seconds" if timed else "trainings",
         best=tuple(points),
         random=tuple((unit * count, score) for count, score in enumerate(full, 1)),
@@ -356,22 +354,23 @@ def _trace_progress(folder: Path, settings: SweepRecipe, state: State, clocks: M
     )
 
 
-def _expect_random(settings: SweepRecipe, state: State, most: int) -> tuple[list[float], list[float]]:
-    """Returns `random` and `random_low` of `Progress`, without x."""
+def _expect_random(settings: SweepRecipe, state: State, most: int) -> tuple[bool, list[float], list[float]]:
+    """Returns `is_estimated` of `Progress`, and `random` and `random_low` without x."""
     # Those of forks, and what tpe suggests, are no random draws.
     drawn = [trial for trial in state.trials if trial.parent is None]
     if settings.space.method == "tpe":
         drawn = drawn[:RANDOM_TRIALS]
     own = [list_scores(state, trial) for trial in drawn]
-    possible = [extrapolate_scores(state, seed) for seed in range(IMPUTATIONS)]
+    is_estimated = any(scores and scores[-1][0] < 1 for scores in own)
+    possible = [extrapolate_scores(state, seed) for seed in range(IMPUTATIONS if is_estimated else 1)]
     if not possible[0]:
-        return [], []
+        return False, [], []
     low = [scores[-1][1] if scores else possible[0][one.number] for one, scores in zip(drawn, own, strict=True)]
     most, higher = min(len(drawn), most), state.plan.higher_is_better
     each = [
         compute_expected_best([full[one.number] for one in drawn], most, higher_is_better=higher) for full in possible
     ]
-    return np.mean(each, axis=0).tolist(), compute_expected_best(low, most, higher_is_better=higher)
+    return is_estimated, np.mean(each, axis=0).tolist(), compute_expected_best(low, most, higher_is_better=higher)
 
 
 def _find_common_level(trials: Sequence[TrialSummary]) -> Fraction | None:
