@@ -55,7 +55,12 @@ def test_every_number_is_that_of_the_journal(tmp_path: Path, method: Method) -> 
         ]
         assert (axes["optimizer.momentum"]["values"][trial.trial] is None) == ("optimizer.momentum" not in trial.values)
         if trial.parent is not None:
+            # Its line begins at its parent's score, which is not its own.
             assert trial.points[0] in summary.trials[trial.parent].points
+            assert trial.get_score(trial.points[0][0]) is None
+        assert trial.get_score(trial.level) == trial.score
+    # The values of forks are no random draws.
+    assert len(summary.progress.random) <= sum(trial.parent is None for trial in summary.trials)
     json.dumps(summary.to_json(), allow_nan=False)
     assert write_page(summary).stat().st_size < MOST_BYTES
 
