@@ -65,7 +65,9 @@ def _build_cards(summary: SweepSummary) -> Panel:
     objective, cards = summary.settings.objective, list[tuple[str, str, str]]()
     words = objective.replace("_", " ")
     if (winner := summary.winner) is not None:
-        note = f"trial {winner.trial}, the best of {len(summary.trials)} noisy scores, so biased"
+        note = f"trial {winner.trial}, the best of {len(summary.trials):,} noisy scores, so biased"
+        if len(summary.trials) == 1:
+            note = "the only trial"
         if winner.state != "winner":
             note = f"trial {winner.trial}, trained to {_format_level(winner.level)} so far"
         cards.append((f"{words} of the winner", format_metric(objective, winner.score), note))
@@ -118,7 +120,7 @@ def _build_progress(summary: SweepSummary) -> Panel:
     if progress.random:
         series.append(("random search, expected", *_split(progress.random)))
     if progress.is_estimated:
-        series.append(("random search, at least", *_split(progress.random_low)))
+        series.append(("random search, scores as stopped", *_split(progress.random_low)))
     mean = summary.result.get("retrained", {}).get("mean")
     if mean is not None and progress.best:
         ends = [progress.best[0][0], max(x for _, xs, _ in series for x in xs)]
