@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Annotated, Any, Generic, Literal, TypeVar, final, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headway.core.errors import HeadwayError, suggest_nearest
 from headway.core.value_errors import describe_error
-from headway.page.panel import Panel, PanelKind, Scale
+from headway.page.canvas_data import ParallelData, PathsData
+from headway.page.panel import Panel, PanelKind
+from headway.page.panel_model import PanelModel
 
 # Cells listed beside a matrix: as many as fit there without scrolling.
 MAX_LISTED_CELLS = 12
@@ -33,13 +34,8 @@ def _check_data_uri(uri: str) -> str:
     return uri
 
 
-class _PanelData(BaseModel):
-    # Strict: a number in quotes, or a key of another kind, is an error of the producer and must not be drawn.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
 @final
-class CardData(_PanelData):
+class CardData(PanelModel):
     """One number in large type, with its label and a note."""
 
     label: str
@@ -48,7 +44,7 @@ class CardData(_PanelData):
 
 
 @final
-class CardsData(_PanelData):
+class CardsData(PanelModel):
     """A row of cards."""
 
     cards: list[CardData]
@@ -58,7 +54,7 @@ class CardsData(_PanelData):
 
 
 @final
-class SeriesData(_PanelData):
+class SeriesData(PanelModel):
     """One line. A None in y is a gap."""
 
     name: str
@@ -73,7 +69,7 @@ class SeriesData(_PanelData):
 
 
 @final
-class BandData(_PanelData):
+class BandData(PanelModel):
     """Shaded range around one line, with a bound per point of the line. A None is a gap."""
 
     of: Annotated[int, Field(ge=0)]
@@ -83,7 +79,7 @@ class BandData(_PanelData):
 
 
 @final
-class LinesData(_PanelData):
+class LinesData(PanelModel):
     """Lines over common axes."""
 
     x_label: str
@@ -118,7 +114,7 @@ class LinesData(_PanelData):
 
 
 @final
-class StackData(_PanelData):
+class StackData(PanelModel):
     """One part of every bar."""
 
     name: str
@@ -126,7 +122,7 @@ class StackData(_PanelData):
 
 
 @final
-class RuleData(_PanelData):
+class RuleData(PanelModel):
     """Named line across all bars."""
 
     name: str
@@ -134,7 +130,7 @@ class RuleData(_PanelData):
 
 
 @final
-class BarsData(_PanelData):
+class BarsData(PanelModel):
     """Horizontal stacked bars. A logarithmic axis has no sums: there each bar has one part."""
 
     x_label: str
@@ -172,7 +168,7 @@ class BarsData(_PanelData):
 
 
 @final
-class MatrixData(_PanelData):
+class MatrixData(PanelModel):
     """Square of values from 0 up, with the same names along both sides."""
 
     x_label: str
@@ -211,7 +207,7 @@ class MatrixData(_PanelData):
 
 
 @final
-class MarkData(_PanelData):
+class MarkData(PanelModel):
     """Named point on a surface."""
 
     name: str
@@ -220,7 +216,7 @@ class MarkData(_PanelData):
 
 
 @final
-class SurfaceData(_PanelData):
+class SurfaceData(PanelModel):
     """Heights over a grid: rows are y, None is a gap."""
 
     x_label: str
@@ -247,7 +243,7 @@ class SurfaceData(_PanelData):
 
 
 @final
-class GridData(_PanelData):
+class GridData(PanelModel):
     """Heat map: a row of values per name over ascending x. A None is a gap."""
 
     x_label: str
@@ -272,111 +268,7 @@ class GridData(_PanelData):
 
 
 @final
-class TickData(_PanelData):
-    """Named place on an axis."""
-
-    at: float
-    label: str
-
-
-class _AxisData(_PanelData):
-    """Axis of a drawing on a canvas."""
-
-    label: str
-    scale: Scale
-    categories: list[str] = []
-    ticks: list[TickData] = []
-    missing: str = "none"
-    missing_is_high: bool = False
-
-    def check_numbers(self, numbers: Iterable[float | None]) -> None:
-        """Raises ValueError if a number has no place on the axis."""
-        for number in numbers:
-            if number is None:
-                continue
-            if self.scale == "log" and number <= 0:
-                raise ValueError(f"axis {self.label!r} is logarithmic and has no place for {number:g}")
-            if self.scale == "category" and not (number == int(number) and 0 <= number < len(self.categories)):
-                raise ValueError(f"axis {self.label!r} has {len(self.categories)} categories, and none is {number:g}")
-
-
-@final
-class AxisData(_AxisData):
-    """Axis of parallel coordinates. A None is a line that lacks the value."""
-
-    values: list[float | None]
-
-    @model_validator(mode="after")
-    def _check_values(self) -> AxisData:
-        self.check_numbers(self.values)
-        return self
-
-
-@final
-class PathAxisData(_AxisData):
-    """Axis of paths: a list of numbers per line."""
-
-    values: list[list[float | None]]
-
-    @model_validator(mode="after")
-    def _check_values(self) -> PathAxisData:
-        self.check_numbers(chain.from_iterable(self.values))
-        return self
-
-
-class _RankedData(_PanelData):
-    """Lines with names and ranks."""
-
-    names: list[str]
-    ranks: list[Annotated[int, Field(ge=1)] | None]
-
-    @model_validator(mode="after")
-    def _check_ranks(self) -> _RankedData:
-        if len(self.ranks) != len(self.names):
-            raise ValueError(f"{len(self.names)} names need as many ranks, and there are {len(self.ranks)}")
-        return self
-
-
-@final
-class ParallelData(_RankedData):
-    """Parallel coordinates: each line goes through its value on every axis."""
-
-    axes: list[AxisData]
-
-    @model_validator(mode="after")
-    def _check_axes(self) -> ParallelData:
-        for axis in self.axes:
-            if len(axis.values) != len(self.names):
-                raise ValueError(f"axis {axis.label!r} has {len(axis.values)} values for {len(self.names)} names")
-        return self
-
-    def is_empty(self) -> bool:
-        return not self.names or not self.axes
-
-
-@final
-class PathsData(_RankedData):
-    """Lines or points over one or several x, all with the same y."""
-
-    x: list[PathAxisData]
-    y: PathAxisData
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> PathsData:
-        lengths = [len(row) for row in self.y.values]
-        if len(lengths) != len(self.names):
-            raise ValueError(f"y has {len(lengths)} rows for {len(self.names)} names")
-        for axis in self.x:
-            if [len(row) for row in axis.values] != lengths:
-                raise ValueError(f"axis {axis.label!r} needs as many numbers in each row as y")
-        return self
-
-    def is_empty(self) -> bool:
-        return not self.x or not any(self.y.values)
-
-
-@final
-class ImageData(_PanelData):
+class ImageData(PanelModel):
     """One image as a base64 data URI, with its caption."""
 
     src: Annotated[str, AfterValidator(_check_data_uri)]
@@ -385,7 +277,7 @@ class ImageData(_PanelData):
 
 
 @final
-class ImagesData(_PanelData):
+class ImagesData(PanelModel):
     """Images side by side, or `whole`: one below the other, at their own width."""
 
     images: list[ImageData]
@@ -396,7 +288,7 @@ class ImagesData(_PanelData):
 
 
 @final
-class TableData(_PanelData):
+class TableData(PanelModel):
     """Rows of texts, one per column."""
 
     columns: list[str]
@@ -418,7 +310,7 @@ class TableData(_PanelData):
 
 
 @final
-class TextData(_PanelData):
+class TextData(PanelModel):
     """Text that is shown unchanged."""
 
     text: str
