@@ -18,7 +18,7 @@ from headway.page.panel_model import PanelModel
 # Cells listed beside a matrix: as many as fit there without scrolling.
 MAX_LISTED_CELLS = 12
 # Charts that plotly draws, and those with many lines, which are drawn on a canvas: SVG would take seconds.
-PLOTLY_KINDS = ("lines", "bars", "matrix", "surface", "grid")
+PLOTLY_KINDS = ("lines", "points", "bars", "matrix", "surface", "grid")
 CANVAS_KINDS = ("parallel", "paths")
 # Cells that are set flush right: `1,234`, `5e-4`, `93.1 %`, `12 ms`, `-`.
 NUMERIC_CELL = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?[%\w/]{1,9})?|-?")
@@ -111,6 +111,42 @@ class LinesData(PanelModel):
 
     def is_empty(self) -> bool:
         return all(y is None for series in self.series for y in series.y)
+
+
+@final
+class MarkData(PanelModel):
+    """Named point of a chart or on a surface."""
+
+    name: str
+    x: float
+    y: float
+
+
+@final
+class PointSeriesData(PanelModel):
+    """Points of one colour."""
+
+    name: str
+    points: list[MarkData]
+
+
+@final
+class PointsData(PanelModel):
+    """Scatter plot: series of named points over common axes."""
+
+    x_label: str
+    y_label: str
+    series: list[PointSeriesData]
+    log_x: bool = False
+
+    @model_validator(mode="after")
+    def _check_log_axis(self) -> PointsData:
+        if self.log_x and any(point.x <= 0 for series in self.series for point in series.points):
+            raise ValueError("a logarithmic axis has no points at 0 or below")
+        return self
+
+    def is_empty(self) -> bool:
+        return not any(series.points for series in self.series)
 
 
 @final
@@ -207,15 +243,6 @@ class MatrixData(PanelModel):
 
 
 @final
-class MarkData(PanelModel):
-    """Named point on a surface."""
-
-    name: str
-    x: float
-    y: float
-
-
-@final
 class SurfaceData(PanelModel):
     """Heights over a grid: rows are y, None is a gap."""
 
@@ -254,6 +281,18 @@ class GridData(PanelModel):
     values: list[list[float | None]]
     log: bool = False
     """Colours by powers of ten."""
+    columns: list[str] = []
+    """Names of the columns, if x only counts them."""
+    texts: list[list[str]] = []
+    """Text of each cell, in rows of one text per x; empty: nothing."""
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> GridData:
+        if self.columns and len(self.columns) != len(self.x):
+            raise ValueError(f"there are {len(self.columns)} columns for {len(self.x)} x")
+        if self.texts and [len(row) for row in self.texts] != [len(self.x)] * len(self.names):
+            raise ValueError(f"{len(self.names)} names and {len(self.x)} x need as many rows of as many texts")
+        return self
 
     @model_validator(mode="after")
     def _check_rows(self) -> GridData:
@@ -333,9 +372,9 @@ class _Document(BaseModel, Generic[T]):
 
 
 DOCUMENT_BY_KIND: dict[str, Any] = {
-    "cards": _Document[CardsData], "lines": _Document[LinesData], "bars": _Document[BarsData],
-    "matrix": _Document[MatrixData], "surface": _Document[SurfaceData], "grid": _Document[GridData],
-    "parallel": _Document[ParallelData], "paths": _Document[PathsData],
+    "cards": _Document[CardsData], "lines": _Document[LinesData], "points": _Document[PointsData],
+    "bars": _Document[BarsData], "matrix": _Document[MatrixData], "surface": _Document[SurfaceData],
+    "grid": _Document[GridData], "parallel": _Document[ParallelData], "paths": _Document[PathsData],
     "images": _Document[ImagesData], "table": _Document[TableData], "text": _Document[TextData],
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -84,9 +84,7 @@ def _build_cards(summary: SweepSummary) -> Panel:
     cards.append(("full trainings", _format_number(float(work)), note))
     if (seconds := _sum_seconds(summary.trials)) is not None:
         cards.append(("training time", format_duration(seconds), "of all trials, each in its own turns"))
-    if "cpu_s" in summary.result:
-        note = f"in trials, and {format_duration(summary.result['seconds'])} on the clock, since the last start"
-        cards.append(("CPU time", format_duration(summary.result["cpu_s"]), note))
+    cards += _list_core_cards(summary.result)
     note = SAME_BATCHES
     if summary.differing:
         note = (
@@ -94,6 +92,19 @@ def _build_cards(summary: SweepSummary) -> Panel:
             "equal in that saw the same samples in the same order with the same augmentation."
         )
     return panel.cards("result", "Result", cards, section="Result", order=100, note=note)
+
+
+def _list_core_cards(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    predicted = result.get("predicted")
+    if "core_s" in result:
+        note = f"in {format_duration(result['seconds'])} since the last start"
+        if predicted is not None:
+            ours = f"{format_duration(predicted['core_s'])} in {format_duration(predicted['wall_s'])}"
+            note += f"; predicted: {ours}"
+        yield "time of cores", format_duration(result["core_s"]), note
+    if predicted is not None:
+        gain = predicted["own_loaders_s"] / predicted["core_s"]
+        yield "shared input", f"{gain:.2f} x", "predicted cost with a loader for each trial, over that with shared ones"
 
 
 def _build_winner_table(summary: SweepSummary) -> list[Panel]:

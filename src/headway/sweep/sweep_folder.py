@@ -136,6 +136,15 @@ class SweepFolder:
         leaves = find_leaf_origins(recipe, origins, "recipe")
         return settings, LoadedRecipe(recipe, leaves, base, None if path is None else Path(path))
 
+    def write_winner(self, text: str, loaded: LoadedRecipe[TrainRecipe]) -> Path:
+        """Writes the recipe of the winner; returns its path."""
+        folder = self.folder / "winner"
+        folder.mkdir(exist_ok=True)
+        # Its relative paths start where the provenance says, as those of a run's recipe do.
+        _write_provenance(folder, loaded)
+        write_atomically(folder / "recipe.yaml", text)
+        return folder / "recipe.yaml"
+
     def find_trial(self, trial: int) -> Path:
         """Returns the run folder of a trial."""
         return self.trials / str(trial)
@@ -177,3 +186,9 @@ class SweepFolder:
                 time.sleep(0.1)
         finally:
             os.close(handle)
+
+
+def _write_provenance(folder: Path, loaded: LoadedRecipe[TrainRecipe]) -> None:
+    path = None if loaded.path is None else str(loaded.path)
+    about = collect_provenance(loaded.origins, loaded.base, recipe=path)
+    write_atomically(folder / "provenance.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")

@@ -219,7 +219,9 @@ def summarise_sweep(folder: Path) -> SweepSummary:
     sweep = SweepFolder.open(folder)
     settings, _ = sweep.read_settings()
     state = read_journal(folder)
-    clocks = {trial.number: _read_clock(sweep, trial, settings.objective) for trial in state.trials}
+    clocks: dict[int, _Clock] = {}
+    for trial in state.trials:
+        clocks[trial.number] = _read_clock(sweep, trial, settings.objective, clocks)
     ranks = {number: rank for rank, number in enumerate(rank_trials(state), 1)}
     trials = tuple(_summarise_trial(state, trial, ranks.get(trial.number), clocks) for trial in state.trials)
     level = _find_common_level(trials)
@@ -248,13 +250,24 @@ def _read_result(folder: Path) -> dict[str, Any]:
 @final
 @dataclass(frozen=True)
 class _Clock:
-    """Seconds of training until each rung of a trial, and in all; None where nothing is recorded."""
+    """The clock of a trial's run, in seconds of training; None where nothing is recorded.
 
+    Attributes:
+        start: at its first step; that of a fork goes on from its parent's.
+        rungs: at each rung.
+        last: at its end.
+    """
+
+    start: float | None
     rungs: Mapping[int, float | None]
-    total: float | None
+    last: float | None
+
+    @property
+    def total(self) -> float | None:
+        return None if self.last is None or self.start is None else self.last - self.start
 
 
-def _read_clock(sweep: SweepFolder, trial: Trial, objective: str) -> _Clock:
+def _read_clock(sweep: SweepFolder, trial: Trial, objective: str, earlier: Mapping[int, _Clock]) -> _Clock:
     run = RunFolder(sweep.find_trial(trial.number))
     records = list(run.read_metrics()) if run.metrics_path.exists() else []
     evaluated = iter([record for record in records if record.get("kind") == "evaluate"])
@@ -264,7 +277,8 @@ def _read_clock(sweep: SweepFolder, trial: Trial, objective: str) -> _Clock:
         found = next((one for one in evaluated if score is not None and one.get(objective) == score), None)
         rungs[rung] = None if found is None else found.get("seconds")
     last = records[-1].get("seconds") if records else None
-    return _Clock(rungs, last)
+    start = 0.0 if trial.parent is None else earlier[trial.parent].rungs.get(trial.first_rung - 1)
+    return _Clock(start, rungs, last)
 
 
 def _summarise_trial(state: State, trial: Trial, rank: int | None, clocks: Mapping[int, _Clock]) -> TrialSummary:
@@ -330,9 +344,9 @@ def _trace_progress(folder: Path, settings: SweepRecipe, state: State, clocks: M
         work += _get_work(state.plan.find_bracket(one.trial).levels, one.rung)
         if timed:
             clock = clocks[one.trial]
-            until = clock.total if one.score is None else clock.rungs[one.rung]
+            until = clock.last if one.score is None else clock.rungs[one.rung]
             if until is not None:
-                spent += max(0.0, until - before.get(one.trial, 0.0))
+                spent += max(0.0, until - before.get(one.trial, clock.start or 0.0))
                 before[one.trial] = until
         if one.score is None:
             continue
