@@ -34,10 +34,12 @@ from headway.sweep.cohort import Assignment
 from headway.sweep.coordinator import Coordinator
 from headway.sweep.display import SweepDisplay
 from headway.sweep.journal import open_journal
+from headway.sweep.page import write_page
 from headway.sweep.prediction import SweepPrediction, TrialShape, predict_sweep
 from headway.sweep.space import Space, read_space
 from headway.sweep.state import State, rank_trials
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
+from headway.sweep.sweep_summary import summarise_sweep
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import build_assignment, count_steps, probe_recipe
 from headway.training.fork import check_forkable
@@ -284,6 +286,7 @@ def _run_trials(sweep: SweepFolder) -> SweepResult:
         prediction=prediction,
     )
     write_atomically(sweep.folder / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
+    LOG.info(f"Page: {write_page(summarise_sweep(sweep.folder))}")
     return result
 
 
