@@ -117,7 +117,7 @@ def _build_winner_table(summary: SweepSummary) -> list[Panel]:
     if retrained:
         note += f" Trained again with new seeds: {', '.join(format_metric('', score) for score in retrained)}."
     if summary.result:
-        note += " Its recipe is winner.yaml."
+        note += " Its recipe is winner/recipe.yaml."
     title = f"Winner: trial {winner.trial}"
     return [panel.table("winner", title, ("parameter", "value"), rows, section="Result", order=110, note=note)]
 
