@@ -11,13 +11,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, final
 
-import yaml
-
 from headway.core.errors import HeadwayError
 from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.recipe_override import collect_given_values, override_values
-from headway.core.recipe_yaml import RecipeDumper, dump_in_line
+from headway.core.recipe_yaml import dump_in_line
 from headway.core.run_folder import RunFolder
 from headway.core.statistics import compute_interval
 from headway.setup.recipe import TrainRecipe
@@ -29,7 +27,7 @@ from headway.sweep.space import Space
 from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.state import State, rank_trials
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
-from headway.sweep.trial_recipe import build_trial_recipe
+from headway.sweep.trial_recipe import build_trial_recipe, write_recipe
 from headway.sweep.trials import count_steps, probe_recipe
 
 LOG = logging.getLogger("headway.sweep")
@@ -138,6 +136,13 @@ def run_sweep(
     """
     loaded = read_recipe(recipe, overrides, TrainRecipe)
     space_recipe = read_recipe(space, (), SpaceRecipe, kind="space", fix="See `headway sweep --help`.").recipe
+    return start_sweep(loaded, space_recipe, options, folder)
+
+
+def start_sweep(
+    loaded: LoadedRecipe[TrainRecipe], space_recipe: SpaceRecipe, options: SweepOptions, folder: Path | None = None
+) -> SweepResult:
+    """Runs a sweep of a recipe that is read already; see `run_sweep`."""
     folder = folder or RunFolder.find_free_name(Path("sweeps"), loaded.recipe.name)
     probe = probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
     size = Space(space_recipe).size
@@ -259,19 +264,15 @@ def _write_winner(
 ) -> Path:
     """Writes the winner as a recipe, with its evidence above it; paths in it start from its own folder."""
     own = build_trial_recipe(loaded, winner, state.trials[winner].values)
-    tree = collect_given_values(own)
-    for key in ("train", "eval"):
-        if isinstance(value := tree.get("data", {}).get(key), str) and "://" not in value and value != "synthetic":
-            tree["data"][key] = str((loaded.base / value).resolve())
     score = find_winner(state)[1]
     head = [
-        f"# Trial {winner} of {len(state.trials)} in {sweep.folder}: {settings.objective} {score:.4f}.",
-        "# The best of many noisy scores is biased: see `retrained` in result.json for a fair one.",
-        *(f"#   {key}: {dump_in_line(value)}" for key, value in state.trials[winner].values.items()),
+        f"Trial {winner} of {len(state.trials)} in {sweep.folder}: {settings.objective} {score:.4f}.",
+        "The best of many noisy scores is biased: see `retrained` in result.json for a fair one.",
+        *(f"  {key}: {dump_in_line(value)}" for key, value in state.trials[winner].values.items()),
     ]
-    body = yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
-    write_atomically(sweep.folder / "winner.yaml", "\n".join([*head, body]))
-    return sweep.folder / "winner.yaml"
+    path = sweep.folder / "winner.yaml"
+    write_recipe(path, own, head)
+    return path
 
 
 def _retrain(sweep: SweepFolder, settings: SweepRecipe, coordinator: Coordinator, recipe: Path) -> tuple[float, ...]:
