@@ -158,7 +158,7 @@ def _test_ranges(
             if isinstance(test, TrainingError):
                 raise test
             row = replace(row, curve=test.curve, work=test.steps / steps)
-            proposal = propose_rate(test.curve)
+            proposal = propose_rate(test.curve, is_layer_wise=optimizer.is_layer_wise)
         except TrainingError as error:
             rows.append(replace(row, failure=str(error)))
             LOG.warning(f"{optimizer.name} at batch {batch:,}: {error}")
@@ -207,7 +207,7 @@ def _write_recipe(folder: Path, variant: LoadedRecipe[TrainRecipe], row: RateRow
     """Writes the recipe with the found rate, with its evidence above it."""
     comments = [
         f"optimizer.lr {row.lr:.3g} was found by headway sweep --lr for {row.optimizer} at batch {row.batch:,}.",
-        f"Range test: the loss is lowest at {row.minimum:.3g}; a tenth of it is {row.proposal:.3g}.",
+        f"Range test: the loss is lowest at {row.minimum:.3g}; it proposes {row.proposal:.3g}.",
         *(
             f"  lr {one.lr:.3g}: " + ("it failed" if None in one.scores else f"{objective} {_list_scores(one)}")
             for one in sorted(row.candidates, key=lambda one: one.lr)

@@ -25,7 +25,7 @@ from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.setup.seeding import GeneratorStates
 from headway.setup.shared_inputs import SharedInputs
-from headway.sweep.rate_curve import RateCurve, has_diverged, list_rates
+from headway.sweep.rate_curve import RateCurve, list_rates
 from headway.training.display import Display
 from headway.training.trainer import Trainer
 
@@ -187,8 +187,7 @@ class _Test:
             # A loss that is not finite.
             self.is_over = True
         self._states = GeneratorStates.read(self.trainer.setup.device)
-        losses = self._recorder.losses
-        self.is_over = self.is_over or self.trainer.step == len(self._rates) or has_diverged(losses)
+        self.is_over = self.is_over or self.trainer.step == len(self._rates) or self.curve.has_diverged
 
     def measure_first_step(self) -> float:
         """Makes the first step, and returns its length as a share of the length of the weights; 0 if none moves."""

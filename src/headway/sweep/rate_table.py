@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from headway.core.text_format import align_table
-from headway.sweep.rate_curve import GRID, RateCurve, smooth_losses
+from headway.sweep.rate_curve import GRID, RateCurve
 
 FACTORS = (1.0, 1 / 3, 3.0)
 """The rates that are tried, as factors on the proposed one. Among equal scores the first of them wins."""
@@ -71,9 +71,8 @@ class RateRow:
         tree |= {name: getattr(self, name) for name in numbers}
         tree["candidates"] = [{"lr": one.lr, "scores": list(one.scores)} for one in self.candidates]
         if self.curve is not None:
-            losses = self.curve.losses
-            rates = self.curve.rates[: len(losses)]
-            tree["range_test"] = {"rates": rates, "losses": losses, "smoothed": smooth_losses(losses)}
+            losses, smoothed = list(self.curve.losses), self.curve.smoothed
+            tree["range_test"] = {"rates": list(self.curve.rates), "losses": losses, "smoothed": smoothed}
         return tree | ({"failure": self.failure} if self.failure else {})
 
 
