@@ -1,1 +1,1 @@
-"""Parts of `bench.sweep`."""
+"""The parts of `bench.sweep`: sweeps that share their input, ensembles, recurrent networks."""

@@ -122,6 +122,8 @@ def test_an_anchor_is_not_changed_for_both(tmp_path: Path) -> None:
 
 def test_a_real_recipe_keeps_its_comments(tmp_path: Path) -> None:
     for path in (Path(__file__).parents[2] / "recipes").glob("*.yaml"):
+        if path.name.endswith(".space.yaml"):
+            continue
         before = path.read_text(encoding="utf-8")
         made = text_with(path, (), {"data.cache": "memory", "compile": True, "precision": "fp32"}, TrainRecipe)
         kept = [line for line in made.splitlines() if line in before.splitlines()]

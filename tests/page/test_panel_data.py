@@ -18,6 +18,7 @@ BARS = {"x_label": "s", "names": ["a", "b"], "stacks": [{"name": "p", "values": 
 MATRIX = {"x_label": "x", "y_label": "y", "names": ["a", "b"], "values": [[1, 2], [3, 4]]}
 SURFACE = {"x_label": "x", "y_label": "y", "z_label": "z", "x": [0, 1], "y": [0, 1], "z": [[1, None], [2, 3]]}
 GRID = {"x_label": "x", "y_label": "y", "z_label": "z", "x": [1, 2], "names": ["a", "b"], "values": [[1, None], [3, 4]]}
+POINTS = {"x_label": "x", "y_label": "y", "series": [{"name": "a", "points": [{"name": "p", "x": 0, "y": 2}]}]}
 BAD: list[tuple[str, Any, str]] = [
     ("lines", {key: LINES[key] for key in ("x_label", "series")}, "y_label is missing"),
     ("lines", LINES | {"colour": "red"}, "there is no key 'data.colour'"),
@@ -29,6 +30,11 @@ BAD: list[tuple[str, Any, str]] = [
     ("grid", GRID | {"values": [[1, 2]]}, "2 names and 2 x need as many rows"),
     ("grid", GRID | {"values": [[1, 2], [3]]}, "2 names and 2 x need as many rows"),
     ("grid", GRID | {"x": [2, 2]}, "x must ascend"),
+    ("grid", GRID | {"columns": ["a"]}, "there are 1 columns for 2 x"),
+    ("grid", GRID | {"texts": [["a", "b"], ["c"]]}, "2 names and 2 x need as many rows of as many texts"),
+    ("grid", GRID | {"texts": [["a", "b"]]}, "as many texts"),
+    ("points", POINTS | {"log_x": True}, "no points at 0 or below"),
+    ("points", POINTS | {"series": [{"name": "a", "points": [{"name": "p", "x": 1}]}]}, "series.0.points.0.y"),
     ("lines", LINES | {"y_range": [0, 1], "log_y": True}, "above 0"),
     ("lines", LINES | {"y_range": [1, 0]}, "must ascend"),
     ("bars", {"x_label": "s", "names": ["a"], "stacks": [{"name": "p", "values": [1, 2]}]}, "2 values for 1 names"),
@@ -73,6 +79,7 @@ def test_an_unknown_kind_names_the_nearest() -> None:
         panel.grid("p", "P", [1], [("a", [None])], x_label="x", y_label="y", z_label="z"),
         panel.lines("p", "P", [("a", [], []), ("b", [1, 2], [None, None])], x_label="x", y_label="y"),
         panel.bars("p", "P", [], [("a", [])], x_label="s"),
+        panel.points("p", "P", [("a", [])], x_label="x", y_label="y"),
         panel.bars("p", "P", ["a"], [("a", [0])], x_label="s", log_x=True, rules=[("r", 1)]),
         panel.matrix("p", "P", [], []),
         panel.surface("p", "P", [0], [0], [[None]], axis_labels=("x", "y", "z")),

@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from headway.sweep.budget import Method, Plan, plan_brackets
 from headway.sweep.halving import decide
+from headway.sweep.journal import open_journal
 from headway.sweep.population import perturb_values
 from headway.sweep.records import Record, Result, Values, build_result
 from headway.sweep.state import State, Task, fold, list_tasks
@@ -78,3 +80,15 @@ def go_on(
         result = build_result(task.trial.number, task.rung, scores(task))
         records.append(result)
         state, count = fold(state, [result]), count + 1
+
+
+def run_sweep(folder: Path, plan: Plan, scores: Callable[[Task], float], *, slots: int = 2, seed: int = 0) -> None:
+    """Begins or continues a sweep with its journal; the records are those of `go_on`."""
+    with open_journal(folder, plan) as journal:
+        while True:
+            journal.append(*decide(journal.state, Source(plan.seed), slots))
+            if not (tasks := list_tasks(journal.state)):
+                return
+            count = sum(len(trial.scores) for trial in journal.state.trials)
+            task = Random(f"{seed}/{count}").choice(tasks)
+            journal.append(build_result(task.trial.number, task.rung, scores(task)))

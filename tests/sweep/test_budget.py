@@ -53,6 +53,14 @@ def test_no_bracket_could_take_one_trial_more(
         assert sum(rest, larger.work) > budget
 
 
+@pytest.mark.parametrize("most", [None, 50])
+def test_rounds_of_hyperband_share_what_is_left(most: int | None) -> None:
+    for ninths in range(9, 400):
+        plan = make_plan("hyperband", Fraction(ninths, 9), 3, 9, max_trials=most)
+        assert plan.work <= plan.budget
+        assert plan.trials <= (most or plan.trials)
+
+
 @given(budgets, etas, divisors, limits)
 def test_halving_begins_as_low_as_the_budget_reaches(
     budget: Fraction, eta: int, divisor: int, most: int | None

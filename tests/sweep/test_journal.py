@@ -11,14 +11,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.mounts import Mount
 from headway.sweep import journal as module
+from headway.sweep.budget import Method
 from headway.sweep.journal import NAME, open_journal, read_journal
-from headway.sweep.records import Created, Promoted, Record, Result
+from headway.sweep.records import Created, Planned, Promoted, Record, Result, decode_record
 from headway.sweep.state import RecordError, State, fold
 
 from ._sweeps import Scores, go_on, make_plan
@@ -36,6 +38,26 @@ from headway.sweep.journal import open_journal
 with open_journal(Path(sys.argv[1]), plan_brackets(4, 3, Fraction(1, 9), "halving", seed=5)):
     print("open", flush=True)
     time.sleep(600)
+"""
+
+# A sweep of some hundred results, which is killed after it has written so many bytes.
+RUN = """
+import os, signal, sys
+from pathlib import Path
+from tests.sweep._sweeps import Scores, make_plan, run_sweep
+
+left, pwrite = int(sys.argv[3]), os.pwrite
+
+def write(handle, data, offset):
+    global left
+    count = pwrite(handle, data[:left], offset)
+    left -= count
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return count
+
+os.pwrite = write
+run_sweep(Path(sys.argv[2]), make_plan(sys.argv[1], 8, 3, 9, seed=5), Scores())
 """
 
 
@@ -187,6 +209,20 @@ def test_a_sweep_is_not_run_twice_and_a_killed_process_leaves_no_lock(tmp_path: 
         assert reopen(tmp_path) == State(PLAN)
 
 
+@pytest.mark.check
+@pytest.mark.parametrize("method", ["halving", "asha", "pbt"])
+def test_a_sweep_that_is_killed_again_and_again_makes_the_same_decisions(tmp_path: Path, method: Method) -> None:
+    plan, path, random, kills = make_plan(method, 8, 3, 9, seed=5), tmp_path / NAME, Random(method), 0
+    command = [sys.executable, "-c", RUN, method, str(tmp_path)]
+    # The plan alone has some 300 bytes.
+    while status := subprocess.run([*command, str(random.randint(500, 2500))], check=False).returncode:
+        assert status == -signal.SIGKILL
+        kills += 1
+    assert kills >= 3
+    lines = [json.loads(line.rpartition(b', "crc32"')[0] + b"}") for line in path.read_bytes().splitlines()]
+    assert list(map(decode_record, lines)) == [Planned(plan), *go_on(plan, Scores())]
+
+
 def test_a_program_that_a_sweep_starts_does_not_keep_its_lock(tmp_path: Path) -> None:
     with open_journal(tmp_path, PLAN):
         trial = subprocess.Popen(["sleep", "600"])
@@ -276,7 +312,9 @@ def test_a_disk_that_fails_anywhere_leaves_a_whole_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     content = write(tmp_path, RECORDS[:9])
-    line = len(write(tmp_path, RECORDS[9:10])) - len(content)
+    # Longer than the record that takes its place at last.
+    lost = Created(9, {"x": "x" * 100})
+    line = len(write(tmp_path, [lost])) - len(content)
     (tmp_path / NAME).write_bytes(content)
     pwrite = os.pwrite
 
@@ -301,11 +339,14 @@ def test_a_disk_that_fails_anywhere_leaves_a_whole_journal(
                 if broken == "ftruncate":
                     disk.setattr(os, "fsync", fail)
                 with pytest.raises(HeadwayError, match="the disk is full"):
-                    journal.append(RECORDS[9])
+                    journal.append(lost)
             assert journal.state == fold(State(PLAN), RECORDS[:9])
             if broken != "ftruncate":
                 assert (tmp_path / NAME).read_bytes() == content
-        journal.append(*RECORDS[9:])
+        journal.append(RECORDS[9])
+        assert read_journal(tmp_path) == journal.state
+        assert (tmp_path / NAME).read_bytes().count(b"\n") == 11
+        journal.append(*RECORDS[10:])
     assert reopen(tmp_path) == fold(State(PLAN), RECORDS)
 
 

@@ -125,6 +125,7 @@ RESULT = {"kind": "result", "trial": 0, "rung": 0, "score": 0.5, "reason": ""}
         (encode_record(Planned(PLAN)) | {"budget": "1e99"}, "it has '1e99' as budget, not a fraction above 0"),
         (encode_record(Planned(PLAN)) | {"budget": "1/0"}, "it has '1/0' as budget"),
         (encode_record(Planned(PLAN)) | {"method": "grid"}, "it has 'grid' as method, not one of random, halving"),
+        (encode_record(Planned(PLAN)) | {"eta": 1}, "it has 1 as eta, not a whole number of at least 2"),
         (encode_record(Planned(PLAN)) | {"method": []}, "it has a list as method"),
         (encode_record(Planned(PLAN)) | {"brackets": []}, "it has a list as brackets"),
         (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli import examine, many, planning, study, training
+from headway.cli import ensemble, examine, many, planning, study, training
 from headway.cli.screen import LOG, Json, Overrides, can_print, print_result
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
@@ -241,7 +241,7 @@ app.command()(many.sweep)
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or an ensemble.")],
     data: Annotated[str | None, typer.Option(help="Packed folder. Default: the run's evaluation set.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -256,7 +256,7 @@ def evaluate(
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or an ensemble.")],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     out: Annotated[
         Path | None, typer.Option(help="File to write, .csv or .jsonl. Default: CSV on standard output.")
@@ -284,7 +284,7 @@ def predict(
         LOG.warning(f"Left out {error.where}: {error.what}.")
 
     # A generator: rows are printed while others are computed, so `| head` can end the verb early.
-    setup = runs.load_trained(RunFolder.open(run))
+    setup = runs.load_trained(RunFolder.open_trained(run))
     check_top(setup, top)
     rows = predict_rows(setup, files, top=top, on_bad=report_bad_image)
     written = write_rows(rows, out, as_json)
@@ -331,6 +331,7 @@ def report(
     print_result({"report": str(path)}, as_json, f"Report: {path}")
 
 
+app.command()(ensemble.ensemble)
 app.command()(study.landscape)
 app.command()(study.assess)
 app.command()(study.replay)

@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 from headway.core.errors import HeadwayError
 from headway.core.untrusted_json import parse_object
 
-PanelKind = Literal["cards", "lines", "bars", "matrix", "surface", "grid", "images", "table", "text"]
+PanelKind = Literal["cards", "lines", "points", "bars", "matrix", "surface", "grid", "images", "table", "text"]
 
 
 @final
@@ -99,6 +99,33 @@ def lines(
         "bands": [{"of": number, "low": list(low), "high": list(high)} for number, low, high in bands],
     }
     return Panel(name=name, title=title, kind="lines", data=data, **panel)
+
+
+def points(
+    name: str,
+    title: str,
+    series: Sequence[tuple[str, Sequence[tuple[str, float, float]]]],
+    *,
+    x_label: str,
+    y_label: str,
+    log_x: bool = False,
+    **panel: Any,
+) -> Panel:
+    """Builds a `points` panel, a scatter plot.
+
+    Args:
+        series: (name, points) of each colour; a point is (its name, x, y).
+    """
+    data = {
+        "x_label": x_label,
+        "y_label": y_label,
+        "log_x": log_x,
+        "series": [
+            {"name": label, "points": [{"name": point_name, "x": x, "y": y} for point_name, x, y in points_here]}
+            for label, points_here in series
+        ],
+    }
+    return Panel(name=name, title=title, kind="points", data=data, **panel)
 
 
 def choose_y_range(values: Sequence[float | None]) -> tuple[float, float] | None:
@@ -199,6 +226,8 @@ def grid(
     y_label: str,
     z_label: str,
     log: bool = False,
+    columns: Sequence[str] = (),
+    texts: Sequence[Sequence[str]] = (),
     **panel: Any,
 ) -> Panel:
     """Builds a `grid` panel, a heat map.
@@ -206,11 +235,17 @@ def grid(
     Args:
         rows: (name, one value per x), from top to bottom.
         log: colour by powers of ten.
+        columns: names of the columns, which are then equally wide; x only counts them.
+        texts: what each cell shows, in rows of one text per x; a line break begins a new line.
     """
     labels = {"x_label": x_label, "y_label": y_label, "z_label": z_label}
     names = [label for label, _ in rows]
     values = [list(row) for _, row in rows]
-    data = {**labels, "x": list(x), "names": names, "values": values, "log": log}
+    data: dict[str, Any] = {**labels, "x": list(x), "names": names, "values": values, "log": log}
+    if columns:
+        data["columns"] = list(columns)
+    if texts:
+        data["texts"] = [list(row) for row in texts]
     return Panel(name=name, title=title, kind="grid", data=data, **panel)
 
 

@@ -114,6 +114,42 @@ class LinesData(_PanelData):
 
 
 @final
+class MarkData(_PanelData):
+    """Named point of a chart or on a surface."""
+
+    name: str
+    x: float
+    y: float
+
+
+@final
+class PointSeriesData(_PanelData):
+    """Points of one colour."""
+
+    name: str
+    points: list[MarkData]
+
+
+@final
+class PointsData(_PanelData):
+    """Scatter plot: series of named points over common axes."""
+
+    x_label: str
+    y_label: str
+    series: list[PointSeriesData]
+    log_x: bool = False
+
+    @model_validator(mode="after")
+    def _check_log_axis(self) -> PointsData:
+        if self.log_x and any(point.x <= 0 for series in self.series for point in series.points):
+            raise ValueError("a logarithmic axis has no points at 0 or below")
+        return self
+
+    def is_empty(self) -> bool:
+        return not any(series.points for series in self.series)
+
+
+@final
 class StackData(_PanelData):
     """One part of every bar."""
 
@@ -207,15 +243,6 @@ class MatrixData(_PanelData):
 
 
 @final
-class MarkData(_PanelData):
-    """Named point on a surface."""
-
-    name: str
-    x: float
-    y: float
-
-
-@final
 class SurfaceData(_PanelData):
     """Heights over a grid: rows are y, None is a gap."""
 
@@ -254,6 +281,18 @@ class GridData(_PanelData):
     values: list[list[float | None]]
     log: bool = False
     """Colours by powers of ten."""
+    columns: list[str] = []
+    """Names of the columns, if x only counts them."""
+    texts: list[list[str]] = []
+    """Text of each cell, in rows of one text per x; empty: nothing."""
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> GridData:
+        if self.columns and len(self.columns) != len(self.x):
+            raise ValueError(f"there are {len(self.columns)} columns for {len(self.x)} x")
+        if self.texts and [len(row) for row in self.texts] != [len(self.x)] * len(self.names):
+            raise ValueError(f"{len(self.names)} names and {len(self.x)} x need as many rows of as many texts")
+        return self
 
     @model_validator(mode="after")
     def _check_rows(self) -> GridData:
@@ -333,9 +372,10 @@ class _Document(BaseModel, Generic[T]):
 
 
 DOCUMENT_BY_KIND: dict[str, Any] = {
-    "cards": _Document[CardsData], "lines": _Document[LinesData], "bars": _Document[BarsData],
-    "matrix": _Document[MatrixData], "surface": _Document[SurfaceData], "grid": _Document[GridData],
-    "images": _Document[ImagesData], "table": _Document[TableData], "text": _Document[TextData],
+    "cards": _Document[CardsData], "lines": _Document[LinesData], "points": _Document[PointsData],
+    "bars": _Document[BarsData], "matrix": _Document[MatrixData], "surface": _Document[SurfaceData],
+    "grid": _Document[GridData], "images": _Document[ImagesData], "table": _Document[TableData],
+    "text": _Document[TextData],
 }  # fmt: skip
 
 
@@ -378,7 +418,7 @@ def check_panel(panel: Panel) -> CheckedPanel:
         raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {problem}") from error
     is_empty = document.data.is_empty()
     # Cards, images, tables and texts are plain HTML: only charts need their data as JSON.
-    is_chart = panel.kind in ("lines", "bars", "matrix", "surface", "grid") and not is_empty
+    is_chart = panel.kind in ("lines", "points", "bars", "matrix", "surface", "grid") and not is_empty
     return CheckedPanel(
         document=document,
         json=_escape_for_script(document_json) if is_chart else "",

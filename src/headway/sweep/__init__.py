@@ -1,1 +1,1 @@
-"""Trains many runs at once: sweeps over recipes, learning rates, and ensembles."""
+"""Many models at once: sweeps over recipe values, learning rates and ensembles."""

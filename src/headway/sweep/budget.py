@@ -17,10 +17,12 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 def parse_method(name: str) -> Method:
     """Returns a method by its name. Raises UsageError if there is none."""
-    for method in METHODS:
+    # Forks of runs are not there yet, so no sweep can use pbt.
+    methods = [method for method in METHODS if method != "pbt"]
+    for method in methods:
         if method == name:
             return method
-    raise UsageError(f"there is no method {name!r}", fix=suggest_nearest(name, METHODS))
+    raise UsageError(f"there is no method {name!r}", fix=suggest_nearest(name, methods))
 
 
 @final
@@ -51,7 +53,8 @@ class Plan:
     @property
     def work(self) -> Fraction:
         """Full trainings if no trial fails; for `asha`, which depends on the results, the most."""
-        return min(self.budget, _add_work(self.brackets))
+        work = _add_work(self.brackets)
+        return min(self.budget, work) if self.method == "asha" else work
 
     def find_bracket(self, trial: int) -> Bracket:
         """Returns the bracket of a trial."""
@@ -85,7 +88,7 @@ def plan_brackets(
     _expect_usable(budget, eta, smallest, max_trials)
     budget = Fraction(budget)
     # Every trial costs something, so the budget itself bounds their number.
-    most = int(budget / smallest) if max_trials is None else min(max_trials, int(budget / smallest))
+    most = int(budget / smallest) if max_trials is None else max_trials
     builders: dict[Method, Callable[[], tuple[Bracket, ...]]] = {
         "random": lambda: (build_bracket(min(int(budget), most), 0, eta),),
         "halving": lambda: (_build_halving(budget, eta, smallest, most),),

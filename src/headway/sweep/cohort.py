@@ -46,7 +46,7 @@ class Assignment:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What has become of an assignment.
+    """The result of an assignment.
 
     Attributes:
         trial: number of the trial.

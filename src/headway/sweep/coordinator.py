@@ -18,9 +18,10 @@ from headway.setup.shared_inputs import select_shared_values
 from headway.sweep.cohort import Assignment, Outcome
 from headway.sweep.halving import decide, is_over
 from headway.sweep.journal import Journal
+from headway.sweep.population import perturb_values
 from headway.sweep.records import Result, Stopped, Values, build_result
 from headway.sweep.slots import Event, Slot, share_machine
-from headway.sweep.space import Space
+from headway.sweep.space import RANDOM_TRIALS, Space
 from headway.sweep.state import State, Task, list_tasks
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
 from headway.sweep.trials import build_assignment
@@ -34,18 +35,30 @@ MOST_CRASHES = 3
 
 @final
 class TrialValues:
-    """The values of trials, as `decide` asks for them."""
+    """The values of trials, as `decide` asks for them.
 
-    def __init__(self, space: Space, seed: int) -> None:
-        self._space, self._seed = space, seed
+    Attributes:
+        state: the state in whose light a trial is drawn; only `tpe` looks at it.
+    """
+
+    def __init__(self, space: Space, seed: int, state: State) -> None:
+        self._space, self._seed, self.state = space, seed, state
 
     def draw(self, trial: int) -> Values:
         """Returns the values of a new trial."""
-        return self._space.draw(self._seed, trial)
+        plan, trials = self.state.plan, self.state.trials
+        # The highest rung with enough results to learn from (BOHB, Falkner et al. 2018).
+        rung = max(len(bracket.levels) for bracket in plan.brackets) - 1
+        while rung and sum(one.has_result(rung) for one in trials) < RANDOM_TRIALS:
+            rung -= 1
+        past = [(one.values, one.get_score(rung)) for one in trials if one.has_result(rung)]
+        return self._space.suggest(self._seed, trial, past, higher_is_better=plan.higher_is_better)
 
     def perturb(self, values: Values, trial: int, rung: int) -> Values:
-        """Returns the values of a fork."""
-        raise NotImplementedError
+        """Returns the values of a fork: those of its parent, times 0.8 or 1.2."""
+        parameters = self._space.recipe.parameters
+        ranges = {key: parameters[key].bounds for key in values if parameters[key].choice is None}
+        return perturb_values(values, ranges, self._seed, trial, rung)
 
 
 @final
@@ -65,7 +78,7 @@ class Coordinator:
         self, sweep: SweepFolder, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe], gpus: Sequence[str] = ()
     ) -> None:
         self._sweep, self._settings, self._loaded = sweep, settings, loaded
-        self._values = TrialValues(Space(settings.space), settings.seed)
+        self._space = Space(settings.space)
         self._events: SimpleQueue[Event] = SimpleQueue()
         shares = share_machine(settings.slots, gpus)
         self._slots = [Slot(number, sweep.folder, cpus, gpu, self._events) for number, (cpus, gpu) in enumerate(shares)]
@@ -112,8 +125,13 @@ class Coordinator:
             event = self._events.get()
             slot, message = self._slots[event.slot], event.message
             if message is None:
-                status = slot.take_status()
-                raise HeadwayError(f"a process of the sweep ended with status {status}", where=str(self._sweep.logs))
+                lost = list(slot.training.values())
+                status = self._bury(slot)
+                waiting += lost
+                if any(self._deaths[one.trial] >= MOST_CRASHES for one in lost):
+                    what = f"a process of the sweep ended {MOST_CRASHES} times, the last time with status {status}"
+                    raise HeadwayError(what, where=str(self._sweep.logs))
+                continue
             if "outcome" in message:
                 outcome = decode_outcome(message["outcome"])
                 self._note(slot, outcome)
@@ -124,7 +142,9 @@ class Coordinator:
     # Decisions.
 
     def _decide(self, journal: Journal) -> None:
-        while decisions := decide(journal.state, self._values, len(self._slots)):
+        while decisions := decide(
+            journal.state, TrialValues(self._space, self._settings.seed, journal.state), len(self._slots)
+        ):
             journal.append(*decisions)
             stopped = [one.trial for one in decisions if isinstance(one, Stopped)]
             for slot in self._slots:
@@ -260,16 +280,19 @@ class Coordinator:
 
     def _handle_death(self, slot: Slot, journal: Journal) -> None:
         """A process has ended that should not have: what it trained is tried again, each trial alone."""
-        lost, status = dict(slot.training), slot.take_status()
-        slot.training.clear()
+        lost = list(slot.training)
+        status = self._bury(slot)
         for trial in lost:
-            self._deaths[trial] += 1
-        if len(lost) > 1:
-            LOG.warning(f"A process of the sweep ended with status {status}; its trials go on, each alone.")
-        elif lost:
-            (trial,) = lost
-            LOG.warning(f"The process of trial {trial} ended with status {status}.")
-            if self._deaths[trial] >= MOST_CRASHES:
+            if len(lost) == 1 and self._deaths[trial] >= MOST_CRASHES:
                 what = f"its process ended {MOST_CRASHES} times, the last time with status {status}"
                 rung = journal.state.trials[trial].rung
                 self._fail(Outcome(trial=trial, step=0, failure=what, kind="crashed"), rung, journal)
+
+    def _bury(self, slot: Slot) -> int:
+        """Counts the death of a slot's process for each trial that it trained; returns its exit status."""
+        lost, status = list(slot.training), slot.take_status()
+        slot.training = {}
+        self._deaths.update(lost)
+        if lost:
+            LOG.warning(f"A process of the sweep ended with status {status}; what it trained goes on, each alone.")
+        return status

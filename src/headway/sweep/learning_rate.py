@@ -13,7 +13,7 @@ from typing import final
 
 from headway.core.errors import TrainingError, UsageError, suggest_nearest
 from headway.core.files import write_atomically
-from headway.core.recipe import LoadedRecipe, read_recipe
+from headway.core.recipe import LoadedRecipe
 from headway.core.recipe_override import override_values
 from headway.core.recipe_types import find_tagged_members
 from headway.core.run_folder import RunFolder
@@ -27,8 +27,9 @@ from headway.sweep.rate_curve import count_test_steps, propose_rate
 from headway.sweep.rate_table import FACTORS, Candidate, RateRow, RatesResult, ScalingFit, fit_exponent
 from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.sweep import SweepOptions, start_sweep
-from headway.sweep.trial_recipe import write_recipe
+from headway.sweep.sweep_folder import write_found_recipe
 from headway.sweep.trials import count_steps, probe_recipe
+from headway.training.runs import load_recipe
 
 LOG = logging.getLogger("headway.sweep")
 
@@ -69,7 +70,7 @@ def find_rates(recipe: Path, overrides: Sequence[str], options: RateOptions, fol
         TrainingError: the loss falls at no rate, for any optimizer and batch.
     """
     began = time.monotonic()
-    loaded = read_recipe(recipe, overrides, TrainRecipe)
+    loaded = load_recipe(recipe, overrides)
     optimizers = _check_optimizers(options.optimizers, loaded.recipe.optimizer.name)
     own_batch = resolve_batch(loaded, 1).recipe.global_batch
     batches = _check_batches(options.batches) or (own_batch,)
@@ -214,9 +215,8 @@ def _write_recipe(folder: Path, variant: LoadedRecipe[TrainRecipe], row: RateRow
         ),
         "Scores are those after a third of the training, and of the best one at its end; all of them with one seed.",
     ]
-    path = folder / "recipe.yaml"
-    write_recipe(path, override_values(variant, {"optimizer.lr": row.lr}, "headway sweep --lr"), comments)
-    return path
+    found = override_values(variant, {"optimizer.lr": row.lr}, "headway sweep --lr")
+    return write_found_recipe(folder, found, comments)
 
 
 def _list_scores(candidate: Candidate) -> str:

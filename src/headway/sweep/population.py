@@ -28,8 +28,8 @@ def decide_population(state: State) -> Iterator[Decision]:
     members = list(range(population)) if known >= population else []
     next_number = population
     for rung in range(len(state.plan.brackets[0].levels) - 1):
-        # The journal may end between two forks, so members may be missing.
-        if not members or members[-1] >= known or not all(state.trials[one].has_result(rung) for one in members):
+        # Where a crash has cut the journal between two forks, members before them do not train yet either.
+        if not members or not all(state.trials[one].has_result(rung) for one in members):
             return
         trials = [state.trials[one] for one in members]
         best, replaced = _select(trials, rung, state)

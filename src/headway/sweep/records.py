@@ -164,7 +164,7 @@ _BRACKET = {
 _PLAN = {
     "version": (is_any_number, "a number"),
     "method": (METHODS.__contains__, f"one of {', '.join(METHODS)}"),
-    "eta": _NATURAL,
+    "eta": (lambda value: is_natural(value, 2), "a whole number of at least 2"),
     "higher_is_better": (lambda value: isinstance(value, bool), "a truth value"),
     "seed": (lambda value: type(value) is int, "a whole number"),
     "budget": _FRACTION,

@@ -135,7 +135,7 @@ class SpaceRecipe(RecipePart):
 
         The order of the file does not count. Raises CycleError if conditions depend on each other.
         """
-        sorter = TopologicalSorter({key: sorted(self.parameters[key].when) for key in sorted(self.parameters)})
+        sorter = TopologicalSorter({key: list(parameter.when) for key, parameter in self.parameters.items()})
         sorter.prepare()
         keys: list[str] = []
         while sorter.is_active():
@@ -155,5 +155,5 @@ class SpaceRecipe(RecipePart):
 def list_allowed(parameter: ParameterRecipe, condition: Any) -> Sequence[Any]:
     """Returns the values of a parameter for which a condition on it holds."""
     # A list is one value if the parameter has values that are lists, such as betas.
-    is_list = isinstance(condition, list)
+    is_list = isinstance(condition, list) and not parameter.includes(condition)
     return condition if is_list else [condition]

@@ -11,9 +11,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, final
 
-from headway.core.errors import HeadwayError
+from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import write_atomically
-from headway.core.recipe import LoadedRecipe, read_recipe
+from headway.core.recipe import LoadedRecipe
 from headway.core.recipe_override import collect_given_values, override_values
 from headway.core.recipe_yaml import dump_in_line
 from headway.core.run_folder import RunFolder
@@ -23,12 +23,13 @@ from headway.sweep.budget import Method, Plan, plan_brackets
 from headway.sweep.cohort import Assignment
 from headway.sweep.coordinator import Coordinator
 from headway.sweep.journal import open_journal
-from headway.sweep.space import Space
+from headway.sweep.space import Space, read_space
 from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.state import State, rank_trials
-from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
-from headway.sweep.trial_recipe import build_trial_recipe, write_recipe
+from headway.sweep.sweep_folder import SweepFolder, SweepRecipe, write_found_recipe
+from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import count_steps, probe_recipe
+from headway.training.runs import load_recipe
 
 LOG = logging.getLogger("headway.sweep")
 
@@ -36,7 +37,7 @@ LOG = logging.getLogger("headway.sweep")
 @final
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """What a sweep may spend, and how.
+    """The budget of a sweep, and how it is spent.
 
     Attributes:
         budget: most work, in full trainings.
@@ -134,15 +135,19 @@ def run_sweep(
     Raises:
         HeadwayError: recipe, space or options are wrong, or trials crash one after another.
     """
-    loaded = read_recipe(recipe, overrides, TrainRecipe)
-    space_recipe = read_recipe(space, (), SpaceRecipe, kind="space", fix="See `headway sweep --help`.").recipe
+    loaded = load_recipe(recipe, overrides)
+    space_recipe = read_space(space).recipe
+    check_space(Space(space_recipe), loaded)
+    if space_recipe.method == "tpe" and options.method != "asha":
+        what = f"tpe learns from trials that have ended, and {options.method} starts them together"
+        raise UsageError(what, where=str(space), fix="Add --method asha, or set method to random in the space.")
     return start_sweep(loaded, space_recipe, options, folder)
 
 
 def start_sweep(
     loaded: LoadedRecipe[TrainRecipe], space_recipe: SpaceRecipe, options: SweepOptions, folder: Path | None = None
 ) -> SweepResult:
-    """Runs a sweep of a recipe that is read already; see `run_sweep`."""
+    """Runs a sweep of a recipe and a space that are read and checked already; see `run_sweep`."""
     folder = folder or RunFolder.find_free_name(Path("sweeps"), loaded.recipe.name)
     probe = probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
     size = Space(space_recipe).size
@@ -262,22 +267,19 @@ def find_winner(state: State) -> tuple[int, float]:
 def _write_winner(
     sweep: SweepFolder, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe], state: State, winner: int
 ) -> Path:
-    """Writes the winner as a recipe, with its evidence above it; paths in it start from its own folder."""
+    """Writes the winner as a recipe, with its evidence above it."""
     own = build_trial_recipe(loaded, winner, state.trials[winner].values)
-    score = find_winner(state)[1]
-    head = [
-        f"Trial {winner} of {len(state.trials)} in {sweep.folder}: {settings.objective} {score:.4f}.",
+    comments = [
+        f"Trial {winner} of {len(state.trials)}: {settings.objective} {find_winner(state)[1]:.4f}.",
         "The best of many noisy scores is biased: see `retrained` in result.json for a fair one.",
         *(f"  {key}: {dump_in_line(value)}" for key, value in state.trials[winner].values.items()),
     ]
-    path = sweep.folder / "winner.yaml"
-    write_recipe(path, own, head)
-    return path
+    return write_found_recipe(sweep.folder / "winner", own, comments)
 
 
 def _retrain(sweep: SweepFolder, settings: SweepRecipe, coordinator: Coordinator, recipe: Path) -> tuple[float, ...]:
     """Trains the winner with new seeds; returns the scores."""
-    loaded = read_recipe(recipe, (), TrainRecipe)
+    loaded = load_recipe(recipe, ())
     seeds = [loaded.recipe.seed + number for number in range(1, settings.seeds + 1)]
     if seeds:
         LOG.info(f"Training the winner again with {len(seeds)} new seeds.")

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -45,7 +45,7 @@ class SweepRecipe(RecipePart):
     recipe: dict[str, Any]
     """The recipe that all trials share, with what the first look at data and machine has decided."""
     space: SpaceRecipe
-    """What differs between trials."""
+    """The values that differ between trials."""
     objective: str
     """The metric by which trials are compared."""
     higher_is_better: bool
@@ -180,6 +180,20 @@ class SweepFolder:
             os.close(handle)
 
 
-def collect_recipe(loaded: LoadedRecipe[TrainRecipe]) -> dict[str, Any]:
-    """Returns the values of a recipe that are no defaults, for `SweepRecipe.recipe`."""
-    return collect_given_values(loaded)
+def _write_provenance(folder: Path, loaded: LoadedRecipe[TrainRecipe]) -> None:
+    path = None if loaded.path is None else str(loaded.path)
+    about = collect_provenance(loaded.origins, loaded.base, recipe=path)
+    write_atomically(folder / "provenance.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_found_recipe(folder: Path, loaded: LoadedRecipe[TrainRecipe], comments: Sequence[str]) -> Path:
+    """Writes a recipe that was found, below lines of comment that say how; returns its path.
+
+    Its relative paths start where the provenance beside it says, as those of a run's recipe do.
+    """
+    folder.mkdir(exist_ok=True)
+    _write_provenance(folder, loaded)
+    tree = collect_given_values(loaded)
+    body = yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
+    write_atomically(folder / "recipe.yaml", "\n".join([*(f"# {line}" for line in comments), body]))
+    return folder / "recipe.yaml"

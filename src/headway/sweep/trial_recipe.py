@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from headway.core.errors import RecipeError
-from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe
-from headway.core.recipe_override import collect_given_values, override_values
-from headway.core.recipe_yaml import RecipeDumper, format_overrides
+from headway.core.recipe_override import override_values
+from headway.core.recipe_yaml import format_overrides
 from headway.setup.recipe import TrainRecipe
 from headway.sweep.space import Space
 from headway.sweep.space_recipe import SpaceRecipe, list_allowed
@@ -42,16 +38,6 @@ def build_trial_recipe(
         what = f"the recipe refuses trial {trial} of the sweep ({' '.join(format_overrides(values))}): {error}"
         fix = "Narrow the space, or add a `when`, so that no trial has such values."
         raise RecipeError(what, fix=fix) from None
-
-
-def write_recipe(path: Path, loaded: LoadedRecipe[TrainRecipe], comments: Sequence[str]) -> None:
-    """Writes the given values of a recipe to a file, below lines of comment. The paths of its data are absolute."""
-    tree = collect_given_values(loaded)
-    for key in ("train", "eval"):
-        if isinstance(value := tree.get("data", {}).get(key), str) and "://" not in value and value != "synthetic":
-            tree["data"][key] = str((loaded.base / value).resolve())
-    body = yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
-    write_atomically(path, "\n".join([*(f"# {line}" for line in comments), body]))
 
 
 def check_space(space: Space, loaded: LoadedRecipe[TrainRecipe]) -> None:

@@ -66,7 +66,7 @@ def build_assignment(
 @final
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What a look at recipe, data and machine has found.
+    """Facts about recipe, data and machine that a first look has found.
 
     Attributes:
         loaded: the recipe, with what is decided once for all trials.

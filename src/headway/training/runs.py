@@ -20,13 +20,14 @@ from headway.data.decode import resolve_backend
 from headway.launch.ranks import Ranks
 from headway.model import pretrained
 from headway.setup.build import RecordedData, build_setup
-from headway.setup.checks import check_batch_size, check_labels, check_places
-from headway.setup.inputs import open_dataset
+from headway.setup.checks import check_batch_size, check_places
 from headway.setup.rates import resolve_batch
 from headway.setup.recipe import MACHINE_KEYS, TrainRecipe
 from headway.setup.task import LABEL_PHRASES, TargetSpec
 from headway.setup.train_setup import TrainSetup
+from headway.training.ensemble import join_members, list_members
 from headway.training.evaluate import evaluate as evaluate_set
+from headway.training.evaluate import open_evaluation_set
 from headway.training.evaluation_panels import build_evaluation_panels, write_panels
 from headway.training.extension import extend_recipe
 from headway.training.run_steps import RunResult, complete, continue_run, lock_folder, open_checkpoints, start_run
@@ -99,7 +100,7 @@ def resume(folder: Path, callbacks: Sequence[Any] = (), overrides: Sequence[str]
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
     """
-    run = RunFolder.open(folder)
+    run = RunFolder.open_resumable(folder)
     loaded = reload_recipe(run)
     ranks = Ranks.from_environment(loaded.recipe.comm)
     if ranks is None:
@@ -114,7 +115,7 @@ def find_finished_run(folder: Path) -> RunResult | None:
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
     """
-    run = RunFolder.open(folder)
+    run = RunFolder.open_resumable(folder)
     summary = run.read_summary()
     if not summary.get("finished"):
         return None
@@ -169,7 +170,7 @@ def _explain_lost_launcher(error: CommunicationError, run: RunFolder) -> Communi
 
 def extend(folder: Path, overrides: Sequence[str], ranks: int) -> None:
     """Changes the recipe of a run that no process trains, and that so many will. Raises UsageError: see `extension`."""
-    run = RunFolder.open(folder)
+    run = RunFolder.open_resumable(folder)
     with run.lock():
         extend_recipe(run, reload_recipe(run), overrides, ranks=ranks, writes=True)
 
@@ -208,18 +209,14 @@ def load_recipe(recipe: Path, overrides: Sequence[str]) -> LoadedRecipe[TrainRec
 
 
 def evaluate(folder: Path, data: str | None) -> dict[str, float]:
-    """Evaluates a run's best weights over its evaluation set, or over another packed folder; returns the metrics.
+    """Evaluates a run's best weights, or an ensemble, over its evaluation set, or over another packed folder.
 
     Raises:
         UsageError: the run has no weights yet, or there is nothing to evaluate on.
     """
-    run = RunFolder.open(folder)
+    run = RunFolder.open_trained(folder)
     setup = load_trained(run)
-    if data is None and setup.recipe.data.eval is None:
-        raise UsageError("this run has no evaluation set", where=str(folder), fix="Name one as --data or data=.")
-    base, uri = (Path(), data) if data is not None else (setup.loaded.base, str(setup.recipe.data.eval))
-    with closing(setup.inputs), closing(open_dataset(base, uri)) as held_out:
-        check_labels(setup.target, held_out)
+    with closing(setup.inputs), closing(open_evaluation_set(setup, data, folder)) as held_out:
         evaluation = evaluate_set(setup, held_out)
         result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
         if evaluation.damaged:
@@ -228,12 +225,15 @@ def evaluate(folder: Path, data: str | None) -> dict[str, float]:
             result["damaged_samples"] = float(evaluation.damaged)
         about = {} if evaluation.counts is None else {"classes": evaluation.counts.describe(held_out.classes)}
         run.write_json("evaluation", {"data": str(held_out.folder), **result, **about})
-        write_panels(run, build_evaluation_panels(held_out, evaluation, "the best weights"))
+        which = "the ensemble" if setup.members else "the best weights"
+        write_panels(run, build_evaluation_panels(held_out, evaluation, which))
     return result
 
 
 def load_trained(run: RunFolder, *, wide: bool = False) -> TrainSetup:
-    """Builds the setup of a run, with its best weights. Its data, GPU and the native core need not be there.
+    """Builds the setup of a run, with its best weights, or of an ensemble.
+
+    Data, GPU and the native core need not be there.
 
     Args:
         wide: build the network in float32, even if it was trained with 16-bit weights.
@@ -241,6 +241,9 @@ def load_trained(run: RunFolder, *, wide: bool = False) -> TrainSetup:
     Raises:
         UsageError: the run has no weights yet. HeadwayError: they are damaged.
     """
+    if run.ensemble_path.exists():
+        members = list_members(run)
+        return join_members([load_trained(one, wide=wide) for one in members], [str(one.folder) for one in members])
     if not run.weights_path.exists():
         fix = "They are written by its first evaluation or checkpoint."
         raise UsageError("this run has no weights yet", where=str(run.folder), fix=fix)
