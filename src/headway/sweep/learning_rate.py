@@ -1,4 +1,4 @@
-"""Finds the learning rate of a recipe: range tests propose it, and a short halving confirms it."""
+"""Finds the learning rate of a recipe: a range test proposes it, and three trainings confirm it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import final
 
 from headway.core.errors import TrainingError, UsageError, suggest_nearest
 from headway.core.files import write_atomically
+from headway.core.messages import mute_messages
 from headway.core.recipe import LoadedRecipe
 from headway.core.recipe_override import override_values
 from headway.core.recipe_types import find_tagged_members
@@ -33,10 +34,6 @@ from headway.training.runs import load_recipe
 
 LOG = logging.getLogger("headway.sweep")
 
-ETA = 3
-LEVEL = Fraction(1, ETA)
-"""Fraction of a training after which the three rates are compared; the best one trains to the end."""
-WORK = len(FACTORS) * LEVEL + (1 - LEVEL)
 EXPONENTS = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
 """Exponent of the batch in each scaling rule of a recipe."""
 
@@ -60,9 +57,12 @@ class RateOptions:
 def find_rates(recipe: Path, overrides: Sequence[str], options: RateOptions, folder: Path | None = None) -> RatesResult:
     """Finds the learning rate for each optimizer and batch, in a new folder (default: sweeps/NAME).
 
-    A range test of 100 steps or fewer proposes a rate; see `measure_ranges`. Then three rates, the proposed one and
-    those by a factor of 3 below and above it, train for a third of the recipe's epochs, and the best one to their end.
-    Together that is about two full trainings for each optimizer and batch.
+    A range test of 100 steps or fewer proposes a rate; see `measure_ranges`. Then the recipe is trained with three
+    rates, the proposed one and those a factor of 3 below and above it, and the best of them is found. Together that is
+    at most four full trainings for each optimizer and batch, a quarter of what a grid of 16 rates takes.
+
+    All three train to their end. Compared after a third of the training, when the schedule has not fallen yet, the
+    lowest rate won in half of the cases in which a higher one was better at the end.
 
     Raises:
         UsageError: the folder exists, or an optimizer or a batch is none.
@@ -175,15 +175,17 @@ def _confirm(row: RateRow, loaded: LoadedRecipe[TrainRecipe], slots: int | None,
     assert row.proposal is not None
     rates = [float(f"{row.proposal * factor:.3g}") for factor in FACTORS]
     space = SpaceRecipe(method="grid", parameters={"optimizer.lr": ParameterRecipe(choice=tuple(rates))})
-    options = SweepOptions(budget=WORK, eta=ETA, smallest=LEVEL, slots=slots, seeds=0)
-    result = start_sweep(loaded, space, options, folder / "sweeps" / f"{row.optimizer}-{row.batch}")
-    candidates = [Candidate(lr=one.values["optimizer.lr"], scores=one.scores) for one in result.state.trials]
+    options = SweepOptions(budget=Fraction(len(rates)), method="random", slots=slots, seeds=0)
+    # The recipe is set up anew, and says the same as before the range test.
+    with mute_messages(["setup"]):
+        result = start_sweep(loaded, space, options, folder / "sweeps" / f"{row.optimizer}-{row.batch}")
+    candidates = [Candidate(lr=one.values["optimizer.lr"], score=one.scores[-1]) for one in result.state.trials]
     return replace(
         row,
         candidates=tuple(candidates),
         lr=result.values["optimizer.lr"],
         score=result.score,
-        work=row.work + float(WORK),
+        work=row.work + len(rates),
     )
 
 
@@ -210,14 +212,10 @@ def _write_recipe(folder: Path, variant: LoadedRecipe[TrainRecipe], row: RateRow
         f"optimizer.lr {row.lr:.3g} was found by headway sweep --lr for {row.optimizer} at batch {row.batch:,}.",
         f"Range test: the loss is lowest at {row.minimum:.3g}; it proposes {row.proposal:.3g}.",
         *(
-            f"  lr {one.lr:.3g}: " + ("it failed" if None in one.scores else f"{objective} {_list_scores(one)}")
+            f"  lr {one.lr:.3g}: " + ("it failed" if one.score is None else f"{objective} {one.score:.4f}")
             for one in sorted(row.candidates, key=lambda one: one.lr)
         ),
-        "Scores are those after a third of the training, and of the best one at its end; all of them with one seed.",
+        "Each score is that of one training.",
     ]
     found = override_values(variant, {"optimizer.lr": row.lr}, "headway sweep --lr")
     return write_found_recipe(folder, found, comments)
-
-
-def _list_scores(candidate: Candidate) -> str:
-    return ", ".join(f"{score:.4f}" for score in candidate.scores if score is not None)

@@ -24,8 +24,11 @@ networks, nine seeds).
 MARGIN, LAYER_WISE_MARGIN = 2.0, 0.6
 """The proposal as a multiple of that rate; the second one for LARS, LAMB, Muon and other layer-wise optimizers, whose
 steps stay as long as they are while the gradients shrink. Both were fitted to grids on digits."""
-CLEAR_FALL = 5.0
-"""A fall of the loss counts if it is so many times the noise of the smoothed loss."""
+CLEAR_FALL = 8.0
+"""A fall of the loss counts if it is so many times the noise of the smoothed loss. Noise alone falls by more once in a
+thousand tests."""
+ROUNDING = 1e-6
+"""A smaller fall, as a share of the loss, is one of rounding."""
 GRID = 16
 """Rates of the grid to which the cost is compared."""
 MOST_STEPS, FEWEST_STEPS = 100, 20
@@ -102,8 +105,8 @@ class Proposal:
 
 
 def count_test_steps(training_steps: int) -> int:
-    """Returns the steps of a range test: 100, or a tenth of those of a grid of 16 trainings if that is less."""
-    return max(FEWEST_STEPS, min(MOST_STEPS, GRID * training_steps // 10))
+    """Returns the steps of a range test: 100, or fewer for a shorter training, but at least 20."""
+    return max(FEWEST_STEPS, min(MOST_STEPS, training_steps - 1))
 
 
 def list_rates(start: float, end: float, steps: int) -> tuple[float, ...]:
@@ -132,9 +135,10 @@ def propose_rate(curve: RateCurve, *, is_layer_wise: bool = False) -> Proposal:
         raise TrainingError(what, fix="Check images, labels and network: headway doctor RECIPE.")
     place = smoothed.index(min(smoothed))
     # The first rates change the weights by next to nothing, so their losses are those of the untrained network.
-    untrained = statistics.fmean(losses[: max(1, len(losses) // 10)])
+    early = losses[: max(1, len(rates) // 10)]
+    untrained = statistics.fmean(early)
     fall = untrained - smoothed[place]
-    if not fall > CLEAR_FALL * curve.noise:
+    if place < len(early) or not fall > max(CLEAR_FALL * curve.noise, ROUNDING * abs(untrained)):
         what = f"the loss falls at no learning rate from {rates[0]:.3g} to {rates[len(losses) - 1]:.3g}"
         raise TrainingError(what, fix="Check labels, loss and network: headway doctor RECIPE.")
     if place == len(rates) - 1:
@@ -142,4 +146,6 @@ def propose_rate(curve: RateCurve, *, is_layer_wise: bool = False) -> Proposal:
         fix = "The optimizer may step few of the weights: look at optimizer.groups and at frozen layers."
         raise TrainingError(what, fix=fix)
     slope = rates[next(step for step, loss in enumerate(smoothed) if loss <= untrained - FALL * fall)]
-    return Proposal(rates[place], slope, slope * (LAYER_WISE_MARGIN if is_layer_wise else MARGIN))
+    # On a steep curve twice the rate of the slope would lie where the loss rises.
+    rate = min(rates[place], slope * (LAYER_WISE_MARGIN if is_layer_wise else MARGIN))
+    return Proposal(rates[place], slope, rate)

@@ -21,15 +21,15 @@ RESOLUTION = math.log(3) / math.sqrt(12)
 @final
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A rate that was tried.
+    """A rate with which the recipe was trained.
 
     Attributes:
         lr: the rate.
-        scores: its scores, the last one where it trained longest; None if it failed.
+        score: its score; None if it failed.
     """
 
     lr: float
-    scores: tuple[float | None, ...]
+    score: float | None
 
 
 @final
@@ -69,7 +69,7 @@ class RateRow:
         numbers = ("recipe_lr", "minimum", "proposal", "lr", "score", "work")
         tree: dict[str, Any] = {"optimizer": self.optimizer, "batch": self.batch}
         tree |= {name: getattr(self, name) for name in numbers}
-        tree["candidates"] = [{"lr": one.lr, "scores": list(one.scores)} for one in self.candidates]
+        tree["candidates"] = [vars(one) for one in self.candidates]
         if self.curve is not None:
             losses, smoothed = list(self.curve.losses), self.curve.smoothed
             tree["range_test"] = {"rates": list(self.curve.rates), "losses": losses, "smoothed": smoothed}
