@@ -41,7 +41,7 @@ EXPONENTS = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
 @final
 @dataclass(frozen=True, kw_only=True)
 class RateOptions:
-    """What rates are wanted of.
+    """The optimizers and batches whose rates are wanted.
 
     Attributes:
         batches: batches of a step; empty: the recipe's.

@@ -91,7 +91,7 @@ class RateCurve:
 @final
 @dataclass(frozen=True)
 class Proposal:
-    """What a range test has found.
+    """The result of a range test.
 
     Attributes:
         minimum: the rate at which the smoothed loss is lowest.
