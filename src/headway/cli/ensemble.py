@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 # Typer reads the options from the signature.
 def ensemble(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders; with --snapshots one.")],
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN", help="Run folders; with --snapshots one.")
+    ] = None,
+    of: Annotated[
+        Path | None, typer.Option(metavar="SWEEP", help="Take the best trials of a sweep as members.")
+    ] = None,
+    best: Annotated[int, typer.Option(min=2, help="With --of: number of trials.")] = 4,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write, for predict and evaluate. Default: only print the figures.")
     ] = None,
@@ -39,9 +45,22 @@ def ensemble(
 
     if soup not in (None, "uniform", "greedy"):
         raise UsageError(f"there is no soup {soup!r}", where="--soup", fix="Set it to uniform or greedy.")
+    if of is None and not folders:
+        raise UsageError("an ensemble needs runs", fix="headway ensemble RUN RUN, or headway ensemble --of SWEEP.")
+    if of is not None:
+        if folders:
+            raise UsageError("runs cannot be combined with --of", fix="Name runs, or a sweep with --of.")
+        from headway.sweep.best import list_best
+
+        folders = list_best(of, best)
     with SampleProgress("Evaluating the members", "images", LOG) as progress:
         result = make_ensemble(
-            folders, out=out, data=data, snapshots=snapshots, soup=cast("SoupKind | None", soup), progress=progress
+            folders or [],
+            out=out,
+            data=data,
+            snapshots=snapshots,
+            soup=cast("SoupKind | None", soup),
+            progress=progress,
         )
     written = "" if out is None else f"\nFolder: {out}"
     print_result(result.to_json(), as_json, f"{result.describe()}{written}")

@@ -21,7 +21,7 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="Folder to create. Default: sweeps/NAME.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the sweep in this folder.")] = None,
     method: Annotated[
-        str, typer.Option(help="Which trials go on: random (all), halving, hyperband or asha.")
+        str, typer.Option(help="Which trials go on: random (all), halving, hyperband, asha or pbt.")
     ] = "halving",
     eta: Annotated[int, typer.Option(help="One trial of so many goes on from a rung.")] = 3,
     smallest: Annotated[

@@ -6,8 +6,9 @@ import json
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from fractions import Fraction
 from queue import SimpleQueue
 from typing import Any, final
 
@@ -16,16 +17,18 @@ from headway.core.recipe import LoadedRecipe
 from headway.setup.recipe import TrainRecipe
 from headway.setup.shared_inputs import select_shared_values
 from headway.sweep.cohort import Assignment, Outcome
+from headway.sweep.costs import TrialCosts
 from headway.sweep.halving import decide, is_over
 from headway.sweep.journal import Journal
 from headway.sweep.population import perturb_values
-from headway.sweep.records import Result, Stopped, Values, build_result
+from headway.sweep.records import Forked, Result, Stopped, Values, build_result
 from headway.sweep.slots import Event, Slot, share_machine
 from headway.sweep.space import RANDOM_TRIALS, Space
 from headway.sweep.state import State, Task, list_tasks
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
 from headway.sweep.trials import build_assignment
 from headway.sweep.worker import decode_outcome
+from headway.training.fork import fork_run
 
 LOG = logging.getLogger("headway.sweep")
 
@@ -58,7 +61,11 @@ class TrialValues:
         """Returns the values of a fork: those of its parent, times 0.8 or 1.2."""
         parameters = self._space.recipe.parameters
         ranges = {key: parameters[key].bounds for key in values if parameters[key].choice is None}
-        return perturb_values(values, ranges, self._seed, trial, rung)
+        perturbed = perturb_values(values, ranges, self._seed, trial, rung)
+        return {
+            key: parameters[key].round(value) if key in ranges and isinstance(value, float) else value
+            for key, value in perturbed.items()
+        }
 
 
 @final
@@ -70,7 +77,6 @@ class Coordinator:
     and `--resume` tries them again.
 
     Attributes:
-        cpu_s: seconds of the processor that the trials took, of this process's time alone.
         steps: steps that were made.
     """
 
@@ -86,7 +92,7 @@ class Coordinator:
         self._deaths: Counter[int] = Counter()
         self._assignments: dict[tuple[int, int], Assignment] = {}
         self._keys: dict[int, str] = {}
-        self.cpu_s, self.steps = 0.0, 0
+        self.steps = 0
 
     def __enter__(self) -> Coordinator:
         return self
@@ -96,8 +102,11 @@ class Coordinator:
             for slot in self._slots:
                 stack.callback(slot.close)
 
-    def run(self, journal: Journal) -> State:
+    def run(self, journal: Journal, show: Callable[[State, int], None]) -> State:
         """Runs the trials; returns the state at the end.
+
+        Args:
+            show: called with the state and the number of steps whenever something has changed.
 
         Raises:
             HeadwayError: trials crash one after another, or the machine has not what a trial needs.
@@ -111,6 +120,7 @@ class Coordinator:
                 self._record(crashes, journal)
             else:
                 self._handle(self._events.get(), journal)
+            show(journal.state, self.steps)
         return journal.state
 
     def train(self, assignments: Sequence[Assignment]) -> list[Outcome]:
@@ -122,8 +132,7 @@ class Coordinator:
             for slot in self._slots:
                 if slot.is_idle and waiting:
                     slot.train([waiting.pop(0)])
-            event = self._events.get()
-            slot, message = self._slots[event.slot], event.message
+            slot, message = self._take(self._events.get())
             if message is None:
                 lost = list(slot.training.values())
                 status = self._bury(slot)
@@ -139,16 +148,60 @@ class Coordinator:
             slot.is_idle = slot.is_idle or "idle" in message
         return outcomes
 
+    def measure(self, assignments: Sequence[Assignment]) -> tuple[float, list[TrialCosts]]:
+        """Measures what trials cost; returns core seconds until a process is ready, and the costs of each trial.
+
+        Trials that fail are left out.
+        """
+        slot, found, start_s = self._slots[0], list[TrialCosts](), 0.0
+        for assignment in assignments:
+            slot.measure(assignment)
+            while not slot.is_idle:
+                _, message = self._take(self._events.get())
+                if message is None:
+                    self._bury(slot)
+                    return start_s, found
+                start_s = message["core_s"] if "ready" in message else start_s
+                if "costs" in message:
+                    slot.is_idle = True
+                    if message["costs"] is not None:
+                        found.append(TrialCosts(**message["costs"]))
+        return start_s, found
+
+    @property
+    def core_s(self) -> float:
+        """Seconds of cores that all processes have taken so far."""
+        return sum(slot.core_s for slot in self._slots)
+
+    def _take(self, event: Event) -> tuple[Slot, dict[str, Any] | None]:
+        """Returns the slot and the message of an event; notes what the process says of itself."""
+        slot, message = self._slots[event.slot], event.message
+        if message is not None and "core_s" in message:
+            slot.note_core_s(message["core_s"])
+        return slot, message
+
     # Decisions.
 
     def _decide(self, journal: Journal) -> None:
         while decisions := decide(
             journal.state, TrialValues(self._space, self._settings.seed, journal.state), len(self._slots)
         ):
+            # Before the journal has it, and before the parent goes on: a fork is a copy of its checkpoint.
+            for one in decisions:
+                if isinstance(one, Forked):
+                    self._fork(one, journal)
             journal.append(*decisions)
             stopped = [one.trial for one in decisions if isinstance(one, Stopped)]
             for slot in self._slots:
                 slot.end(stopped)
+
+    def _fork(self, fork: Forked, journal: Journal) -> None:
+        parent = self._assignments.get((fork.parent, fork.rung - 1))
+        if parent is None:
+            trial, bracket = journal.state.trials[fork.parent], journal.state.plan.find_bracket(fork.parent)
+            parent = self._build(trial.number, trial.values, bracket.levels, bracket.levels[fork.rung - 1])
+        origin = f"sweep: trial {fork.trial}, a fork of trial {fork.parent}"
+        fork_run(parent.folder, parent.until, self._sweep.find_trial(fork.trial), fork.values, origin)
 
     def _find_waiting(self, state: State) -> list[Task]:
         """Returns the tasks that no slot works on."""
@@ -212,11 +265,8 @@ class Coordinator:
         if (trial.number, task.rung) in self._assignments:
             return True
         levels = state.plan.find_bracket(trial.number).levels
-        folder = self._sweep.find_trial(trial.number)
         try:
-            assignment = build_assignment(
-                self._settings, self._loaded, trial.number, trial.values, levels, task.to, folder
-            )
+            assignment = self._build(trial.number, trial.values, levels, task.to)
         except RecipeError as error:
             self._fail(Outcome(trial=trial.number, step=0, failure=str(error), kind="crashed"), task.rung, journal)
             return False
@@ -224,10 +274,14 @@ class Coordinator:
         self._keys[trial.number] = json.dumps(select_shared_values(assignment.loaded), sort_keys=True)
         return True
 
+    def _build(self, trial: int, values: Values, levels: tuple[Fraction, ...], to: Fraction) -> Assignment:
+        folder = self._sweep.find_trial(trial)
+        return build_assignment(self._settings, self._loaded, trial, values, levels, to, folder)
+
     # Answers of slots.
 
     def _handle(self, event: Event, journal: Journal) -> None:
-        slot, message = self._slots[event.slot], event.message
+        slot, message = self._take(event)
         if message is None:
             self._handle_death(slot, journal)
         elif "outcome" in message:
@@ -239,7 +293,6 @@ class Coordinator:
 
     def _note(self, slot: Slot, outcome: Outcome) -> None:
         slot.training.pop(outcome.trial, None)
-        self.cpu_s += outcome.cpu_s
         if outcome.kind != "done":
             slot.held.discard(outcome.trial)
 

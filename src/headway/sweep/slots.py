@@ -54,6 +54,8 @@ class Slot:
         self._folder, self._cpus, self._gpu, self._events = folder, cpus, gpu, events
         self._process: subprocess.Popen[bytes] | None = None
         self.is_idle = True
+        # Of the processes before this one, and of this one so far.
+        self._core_s, self._newest_core_s = 0.0, 0.0
 
     def train(self, assignments: Sequence[Assignment]) -> None:
         """Makes the worker train; starts its process if there is none."""
@@ -61,6 +63,11 @@ class Slot:
         self.held |= set(self.training)
         self.is_idle = False
         self._send({"train": [encode_assignment(one) for one in assignments]})
+
+    def measure(self, assignment: Assignment) -> None:
+        """Makes the worker measure what a trial costs; it answers `costs`."""
+        self.is_idle = False
+        self._send({"measure": encode_assignment(assignment)})
 
     def end(self, trials: Sequence[int]) -> bool:
         """Makes the worker end trials that it holds. Returns False if it holds none of them."""
@@ -109,12 +116,22 @@ class Slot:
         process.wait()
         self._events.put(Event(self.number, None))
 
+    @property
+    def core_s(self) -> float:
+        """Seconds of cores that the slot's processes have taken, as they last said."""
+        return self._core_s + self._newest_core_s
+
+    def note_core_s(self, seconds: float) -> None:
+        """Notes what the process says that it has taken so far."""
+        self._newest_core_s = seconds
+
     def take_status(self) -> int:
         """Returns the exit status of the process that has ended, and forgets it."""
         assert self._process is not None
         status, self._process = self._process.wait(), None
         self.held.clear()
         self.is_idle = True
+        self._core_s, self._newest_core_s = self.core_s, 0.0
         return status
 
     @property

@@ -6,32 +6,47 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, final
 
-from headway.core.errors import HeadwayError, UsageError
+from headway.core.errors import HeadwayError, RecipeError, UsageError
 from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe
 from headway.core.recipe_override import collect_given_values, override_values
 from headway.core.recipe_yaml import dump_in_line
 from headway.core.run_folder import RunFolder
 from headway.core.statistics import compute_interval
+from headway.core.text_format import pluralise
+from headway.optim.batch_scaling import require_number
+from headway.setup.rates import resolve_rates
 from headway.setup.recipe import TrainRecipe
 from headway.sweep.budget import Method, Plan, plan_brackets
 from headway.sweep.cohort import Assignment
 from headway.sweep.coordinator import Coordinator
+from headway.sweep.display import SweepDisplay
 from headway.sweep.journal import open_journal
+from headway.sweep.prediction import SweepPrediction, TrialShape, predict_sweep
 from headway.sweep.space import Space, read_space
 from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.state import State, rank_trials
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe, write_found_recipe
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
-from headway.sweep.trials import count_steps, probe_recipe
+from headway.sweep.trials import build_assignment, count_steps, probe_recipe
+from headway.training.fork import check_forkable
+from headway.training.progress import format_duration
 from headway.training.runs import load_recipe
 
 LOG = logging.getLogger("headway.sweep")
+
+COST_KEYS = ("model", "batch", "data", "augment", "task", "transform", "epochs")
+"""Parts of a recipe by which trials differ in what a step, or their whole training, costs."""
+LEAST_GAIN = 1.02
+"""Gain of a shared loader from which it is worth a word."""
+MEASURED_TRIALS = 3
+"""Trials that are measured before the sweep if their costs differ."""
 
 
 @final
@@ -76,7 +91,9 @@ class SweepResult:
         values: its values.
         recipe: recipe of the winner.
         retrained: scores of the winner with new seeds.
-        seconds: wall time of this call; `cpu_s`: seconds of the processor in trials.
+        seconds: wall time of this call.
+        core_s: core seconds of all processes in this call, without the measurement before the first trial.
+        prediction: the predicted time; None if it could not be predicted, or the sweep was continued.
     """
 
     folder: Path
@@ -88,7 +105,8 @@ class SweepResult:
     recipe: Path
     retrained: tuple[float, ...]
     seconds: float
-    cpu_s: float
+    core_s: float
+    prediction: SweepPrediction | None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the result as a JSON object."""
@@ -103,7 +121,8 @@ class SweepResult:
             "winner": {"trial": self.winner, "score": self.score, "values": self.values, "recipe": str(self.recipe)},
             "retrained": retrained,
             "seconds": self.seconds,
-            "cpu_s": self.cpu_s,
+            "core_s": self.core_s,
+            "predicted": None if self.prediction is None else vars(self.prediction),
         }
 
     def describe(self) -> str:
@@ -124,6 +143,9 @@ class SweepResult:
         elif self.retrained:
             lines.append(f"Trained again with a new seed: {self.objective} {self.retrained[0]:.4f}.")
         lines.append(f"Its recipe: {self.recipe}")
+        if self.prediction is not None:
+            measured = f"{format_duration(self.core_s)} of cores in {format_duration(self.seconds)}"
+            lines.append(f"Time: {measured}; predicted were {describe_prediction(self.prediction)}.")
         return "\n".join(lines)
 
 
@@ -141,6 +163,8 @@ def run_sweep(
     if space_recipe.method == "tpe" and options.method != "asha":
         what = f"tpe learns from trials that have ended, and {options.method} starts them together"
         raise UsageError(what, where=str(space), fix="Add --method asha, or set method to random in the space.")
+    if options.method == "pbt":
+        check_forkable(space_recipe.parameters)
     return start_sweep(loaded, space_recipe, options, folder)
 
 
@@ -219,11 +243,16 @@ def _run(sweep: SweepFolder) -> SweepResult:
         sweep.wait_for_workers(LOG.info)
         _describe_plan(plan)
         with Coordinator(sweep, settings, loaded, _list_gpus()) as coordinator:
-            state = coordinator.run(journal)
+            prediction, start_s = None, 0.0
+            if not journal.state.trials:
+                prediction, start_s = _predict(sweep, settings, loaded, plan, coordinator)
+            measured_s, began = coordinator.core_s - start_s, time.monotonic()
+            with SweepDisplay(settings.objective, None if prediction is None else prediction.wall_s) as display:
+                state = coordinator.run(journal, display.update)
             winner, score = find_winner(state)
             recipe = _write_winner(sweep, settings, loaded, state, winner)
             retrained = _retrain(sweep, settings, coordinator, recipe)
-            cpu_s = coordinator.cpu_s
+            core_s = coordinator.core_s - measured_s
     result = SweepResult(
         folder=sweep.folder,
         state=state,
@@ -234,10 +263,64 @@ def _run(sweep: SweepFolder) -> SweepResult:
         recipe=recipe,
         retrained=retrained,
         seconds=time.monotonic() - began,
-        cpu_s=cpu_s,
+        core_s=core_s,
+        prediction=prediction,
     )
     write_atomically(sweep.folder / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
     return result
+
+
+def _predict(
+    sweep: SweepFolder, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe], plan: Plan, coordinator: Coordinator
+) -> tuple[SweepPrediction | None, float]:
+    """Measures the first trials, and predicts the sweep. Returns also the core seconds in which a process starts."""
+    space = Space(settings.space)
+    changes_cost = any(key.partition(".")[0] in COST_KEYS or key == "optimizer.name" for key in space.keys)
+    count = min(MEASURED_TRIALS, plan.trials) if changes_cost else 1
+    assignments = []
+    for trial in range(count):
+        values = space.suggest(settings.seed, trial)
+        folder = sweep.find_trial(trial)
+        with suppress(RecipeError):
+            assignments.append(build_assignment(settings, loaded, trial, values, (Fraction(1),), Fraction(1), folder))
+    LOG.info(f"Measuring {pluralise(len(assignments), 'trial')}.")
+    start_s, costs = coordinator.measure(assignments)
+    if not costs:
+        LOG.warning("No trial could be measured, so the time of the sweep is not predicted.")
+        return None, start_s
+    shapes = [
+        TrialShape(
+            costs=one,
+            steps=assignment.until,
+            evaluations=_count_epochs(assignment) / assignment.loaded.recipe.evaluate.every_epochs,
+            checkpoints=_count_checkpoints(assignment),
+        )
+        for one, assignment in zip(costs, assignments, strict=False)
+    ]
+    prediction = predict_sweep(
+        plan, shapes, slots=settings.slots, together=settings.together, seeds=settings.seeds, start_s=start_s
+    )
+    LOG.info(f"Predicted: {describe_prediction(prediction)}.")
+    return prediction, start_s
+
+
+def _count_checkpoints(assignment: Assignment) -> float:
+    options = assignment.loaded.recipe.checkpoint
+    if options.every_steps is not None:
+        return assignment.until / options.every_steps
+    return _count_epochs(assignment) / options.every_epochs
+
+
+def _count_epochs(assignment: Assignment) -> float:
+    return require_number(resolve_rates(assignment.loaded).recipe.epochs, "epochs")
+
+
+def describe_prediction(prediction: SweepPrediction) -> str:
+    """Describes a prediction in words."""
+    gain = ""
+    if prediction.share_gain >= LEAST_GAIN:
+        gain = f" (with a loader for each trial {prediction.share_gain:.2f} times as much)"
+    return f"{format_duration(prediction.core_s)} of cores in {format_duration(prediction.wall_s)}{gain}"
 
 
 def _describe_plan(plan: Plan) -> None:

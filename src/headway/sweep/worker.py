@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 import threading
+import time
+import traceback
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,6 +21,7 @@ from typing import Any, final
 from headway.core.errors import HeadwayError
 from headway.core.messages import show_messages
 from headway.sweep.cohort import Assignment, Cohorts, Outcome
+from headway.sweep.costs import measure_costs
 from headway.sweep.sweep_folder import SweepFolder
 
 
@@ -41,15 +44,26 @@ class Worker:
         # A line is short, so the coordinator never waits for a reader that trains.
         threading.Thread(target=self._read_commands, name="headway-sweep-commands", daemon=True).start()
         with closing(Cohorts(lambda: self._stopping, self._tell_steps)) as cohorts, self._sweep.hold_as_worker():
-            self._answer({"ready": os.getpid()})
+            self._answer({"ready": os.getpid(), "core_s": time.process_time()})
             while (command := self._commands.get()) is not None and not self._stopping:
                 if "end" in command:
                     cohorts.end(command["end"])
-                    self._answer({"ended": command["end"]})
+                    self._answer({"ended": command["end"], "core_s": time.process_time()})
+                    continue
+                if "measure" in command:
+                    self._answer({"costs": self._measure(decode_assignment(command["measure"]))})
                     continue
                 for outcome in cohorts.train([decode_assignment(one) for one in command["train"]]):
                     self._answer({"outcome": vars(outcome)})
-                self._answer({"idle": True})
+                self._answer({"idle": True, "core_s": time.process_time()})
+
+    def _measure(self, assignment: Assignment) -> dict[str, Any] | None:
+        """Returns what a trial costs; None if it fails, which its training will explain."""
+        try:
+            return vars(measure_costs(assignment.loaded))
+        except Exception:
+            traceback.print_exc()
+            return None
 
     def stop(self) -> None:
         """Makes the trials save their states and the worker end, at the next step."""
