@@ -11,6 +11,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import final
 
+import torch
+
 from headway.core.errors import TrainingError, UsageError, suggest_nearest
 from headway.core.files import write_atomically
 from headway.core.messages import mute_messages
@@ -61,8 +63,8 @@ def find_rates(recipe: Path, overrides: Sequence[str], options: RateOptions, fol
     rates, the proposed one and those a factor of 3 below and above it, and the best of them is found. Together that is
     at most four full trainings for each optimizer and batch, a quarter of what a grid of 16 rates takes.
 
-    All three train to their end. Compared after a third of the training, when the schedule has not fallen yet, the
-    lowest rate won in half of the cases in which a higher one was better at the end.
+    All three train to their end. Compared after a third of the training, before the schedule has fallen, the lowest
+    rate won in 3 of 10 cases on digits, and its loss at the end was the higher one in 2 of them.
 
     Raises:
         UsageError: the folder exists, or an optimizer or a batch is none.
@@ -149,6 +151,8 @@ def _test_ranges(
     """Returns the rows of one batch, as far as range tests fill them."""
     trainings = [count_steps(one, samples) for one in tested]
     tests = measure_ranges(tested, [count_test_steps(steps) for steps in trainings])
+    # The processes of the sweep need the memory of a GPU that this one no longer uses.
+    torch.cuda.empty_cache()
     rows, own = list[RateRow](), loaded.recipe.optimizer
     for one, test, steps in zip(tested, tests, trainings, strict=True):
         optimizer = one.recipe.optimizer

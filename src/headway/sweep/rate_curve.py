@@ -17,9 +17,9 @@ DIVERGED = 4.0
 FALL = 0.4
 """The proposal follows from the rate at which the smoothed loss has made this part of its way to the minimum.
 
-The minimum itself is where the loss begins to jump, so chance decides it: a tenth of the rate there, which is often
-proposed, varied by a factor of up to 2.6 between seeds, and this rate by 1.05 to 1.3 (digits, five optimizers, two
-networks, nine seeds).
+The minimum itself is where the loss begins to jump, so chance decides it: between seeds, a tenth of the rate there
+varies by a factor of 1.07 to 2.6 (standard deviation), and this rate by 1.05 to 1.4: digits, five optimizers, two
+networks.
 """
 MARGIN, LAYER_WISE_MARGIN = 2.0, 0.6
 """The proposal as a multiple of that rate; the second one for LARS, LAMB, Muon and other layer-wise optimizers, whose
