@@ -15,13 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, final
 
-import yaml
-
 from headway.core.errors import HeadwayError, RecipeError, UsageError
 from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe
 from headway.core.recipe_override import collect_given_values, override_values
-from headway.core.recipe_yaml import RecipeDumper, dump_in_line
+from headway.core.recipe_yaml import dump_in_line
 from headway.core.run_folder import RunFolder
 from headway.core.signals import handle_signals
 from headway.core.statistics import compute_interval
@@ -37,8 +35,9 @@ from headway.sweep.journal import open_journal
 from headway.sweep.page import write_page
 from headway.sweep.prediction import SweepPrediction, TrialShape, predict_sweep
 from headway.sweep.space import Space, read_space
+from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.state import State, rank_trials
-from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
+from headway.sweep.sweep_folder import SweepFolder, SweepRecipe, write_found_recipe
 from headway.sweep.sweep_summary import summarise_sweep
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import build_assignment, count_steps, probe_recipe
@@ -172,6 +171,13 @@ def run_sweep(
         raise UsageError(what, where=str(space), fix="Add --method asha, or set method to random in the space.")
     if options.method == "pbt":
         check_forkable(space_recipe.parameters)
+    return start_sweep(loaded, space_recipe, options, folder)
+
+
+def start_sweep(
+    loaded: LoadedRecipe[TrainRecipe], space_recipe: SpaceRecipe, options: SweepOptions, folder: Path | None = None
+) -> SweepResult:
+    """Runs a sweep of a recipe and a space that are read and checked already; see `run_sweep`."""
     folder = folder or RunFolder.find_free_name(Path("sweeps"), loaded.recipe.name)
     probe = probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
     size = Space(space_recipe).size
@@ -372,13 +378,12 @@ def _write_winner(
 ) -> Path:
     """Writes the winner as a recipe, with its evidence above it."""
     own = build_trial_recipe(loaded, winner, state.trials[winner].values)
-    head = [
-        f"# Trial {winner} of {len(state.trials)}: {settings.objective} {find_winner(state)[1]:.4f}.",
-        "# The best of many noisy scores is biased: see `retrained` in result.json for a fair one.",
-        *(f"#   {key}: {dump_in_line(value)}" for key, value in state.trials[winner].values.items()),
+    comments = [
+        f"Trial {winner} of {len(state.trials)}: {settings.objective} {find_winner(state)[1]:.4f}.",
+        "The best of many noisy scores is biased: see `retrained` in result.json for a fair one.",
+        *(f"  {key}: {dump_in_line(value)}" for key, value in state.trials[winner].values.items()),
     ]
-    body = yaml.dump(collect_given_values(own), Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
-    return sweep.write_winner("\n".join([*head, body]), own)
+    return write_found_recipe(sweep.folder / "winner", own, comments)
 
 
 def _retrain(sweep: SweepFolder, settings: SweepRecipe, coordinator: Coordinator, recipe: Path) -> tuple[float, ...]:
