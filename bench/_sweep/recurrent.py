@@ -201,11 +201,11 @@ class Table:
         return made_by(self._commits)
 
 
-def pack_digits(folder: Path) -> Path:
-    """Packs scikit-learn's digits, 1,438 to train on and 359 to evaluate, into a folder and returns its path."""
+def pack_digits(folder: Path, split: float = 0.2) -> Path:
+    """Packs scikit-learn's digits into a folder and returns its path; by default 359 are for evaluation."""
     source = folder / "digits"
     subprocess.run([sys.executable, ROOT / "examples/digits_folder.py", source], check=True, stdout=subprocess.DEVNULL)
-    pack(source, folder / "digits.packed", split=0.2)
+    pack(source, folder / "digits.packed", split=split)
     return folder / "digits.packed"
 
 
