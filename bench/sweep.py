@@ -7,6 +7,8 @@ halving_vs_random              error that `headway sweep --method halving` finds
                                random search with 24, on digits; the winners are trained again with three new seeds
                                (bench/_sweep/halving.py)
 coordinator_cpu_share          CPU seconds of the coordinating process over those of the trials, in the same sweeps
+lr_proposal, lr_confirmed      NLL of the learning rate that `headway sweep --lr` finds over that of the best of 16
+                               (bench/_sweep/range_test.py); with `_share`, its cost over the grid's
 ensemble_nll_k4                NLL of the mean of four networks over that of one (bench/_sweep/ensemble.py)
 recurrent_..., conv_...        LARS, LAMB and large batches on a recurrent network (bench/_sweep/recurrent.py)
 
@@ -25,6 +27,7 @@ from bench._common import Claim, parser, report, table
 from bench._family import run_bench
 from bench._sweep.ensemble import measure
 from bench._sweep.halving import compare_halving
+from bench._sweep.range_test import measure as measure_rates
 from bench._sweep.recurrent import compare_optimizers
 from bench._sweep.sharing import compare_loaders
 
@@ -39,9 +42,17 @@ def compare_ensembles(folder: Path, options: argparse.Namespace) -> list[Claim]:
     return claims
 
 
+def compare_rates(folder: Path, options: argparse.Namespace) -> list[Claim]:
+    """Learning rates that are found, against a grid."""
+    claims, rows = measure_rates(folder, quick=options.quick, tell=lambda text: print(text, file=sys.stderr))
+    table(rows)
+    return claims
+
+
 PARTS: dict[str, Part] = {
     "share": compare_loaders,
     "halving": compare_halving,
+    "lr": compare_rates,
     "ensemble": compare_ensembles,
     "recurrent": compare_optimizers,
 }
@@ -53,8 +64,8 @@ def main() -> None:
     asked.add_argument("--minutes", type=float, metavar="M", help="begin no kept run or sweep after so long")
     options = asked.parse_args()
     claims = []
-    # The test of the lab trains the recurrent networks.
-    usual = [name for name in PARTS if not (options.quick and name == "recurrent")]
+    # Tests of the lab and of the range test do as much as these would shortly.
+    usual = [name for name in PARTS if not (options.quick and name in ("lr", "recurrent"))]
     for name in [options.only] if options.only else usual:
         part = PARTS[name]
         with tempfile.TemporaryDirectory(prefix=f"headway-bench-{name}-") as folder:

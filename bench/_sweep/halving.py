@@ -131,7 +131,7 @@ def run_one(
         "own_error": 1 - result.score,
         "errors": [1 - score for score in result.retrained],
         "coordinator_s": ended - stamps[0],
-        "trials_s": result.cpu_s,
+        "trials_s": result.core_s,
         "workers_s": _count_children() - before,
     }
 

@@ -2,11 +2,10 @@
 
 For SGD and AdamW and each of five seeds (weights, order, and split of the digits), 16 rates train for 150 steps, and so
 do the rate that the range test proposes and the one that is the best of three around it. The figure is the negative
-log-likelihood (NLL) of the held-out digits, as a mean over the seeds, over that of the best rate of the grid, which is
-the one with the lowest mean. With each claim stands the mean over the seeds of the ratio to the best of the 16
-trainings of that seed, which is the luckiest of them.
+log-likelihood (NLL) of the held-out digits over that of the best of the 16 trainings of that seed, the luckiest of
+them; a claim has the mean over the seeds. Beside it stands the mean NLL over that of the rate with the best mean.
 
-lr_proposal         NLL of the proposed rate over that of the grid's best one, of the worse optimizer; target 1.25
+lr_proposal         NLL of the proposed rate over that of the grid's best training, of the worse optimizer; target 1.25
 lr_proposal_share   steps of the range test, as a share of the grid's; target at most 0.1
 lr_confirmed        the same for the best of three rates
 lr_confirmed_share  steps of the range test and of the three trainings, as a share of the grid's; target at most 0.25
@@ -100,10 +99,12 @@ def build_claims(found: dict[str, list[Outcome]]) -> list[Claim]:
         ratios, texts = [], []
         for name, outcomes in found.items():
             nlls = [one.nll(kind) for one in outcomes]
+            lucky = [nll / min(one.grid.values()) for nll, one in zip(nlls, outcomes, strict=True)]
+            ratios.append(statistics.mean(lucky))
             best = min(statistics.mean(one.grid[rate] for one in outcomes) for rate in outcomes[0].grid)
-            ratios.append(statistics.mean(nlls) / best)
-            lucky = statistics.mean(nll / min(one.grid.values()) for nll, one in zip(nlls, outcomes, strict=True))
-            texts.append(f"{name} {ratios[-1]:.3f} ({lucky:.3f} of the best of each seed)")
+            spread = f"{min(lucky):.2f} to {max(lucky):.2f}"
+            mean = statistics.mean(nlls) / best
+            texts.append(f"{name} {ratios[-1]:.3f} ({spread}; {mean:.3f} of the rate with the best mean)")
         how = f"digits, {len(next(iter(found.values())))} seeds: {', '.join(texts)}"
         claims.append(Claim(f"lr_{kind}", max(ratios), "of the NLL of the best of 16 rates", how))
         share = max(one.share(kind) for outcomes in found.values() for one in outcomes)
