@@ -16,6 +16,7 @@ from typing import Any, final
 
 from headway.core.cpu_count import list_usable_cpus
 from headway.sweep.cohort import Assignment
+from headway.sweep.feed import Ticket
 from headway.sweep.worker import encode_assignment
 
 END_S = 60.0
@@ -57,12 +58,17 @@ class Slot:
         # Of the processes before this one, and of this one so far.
         self._core_s, self._newest_core_s = 0.0, 0.0
 
-    def train(self, assignments: Sequence[Assignment]) -> None:
-        """Makes the worker train; starts its process if there is none."""
+    def train(self, assignments: Sequence[Assignment], ticket: Ticket | None = None) -> None:
+        """Makes the worker train; starts its process if there is none.
+
+        Args:
+            ticket: a feed that has the batches.
+        """
         self.training = {one.trial: one for one in assignments}
         self.held |= set(self.training)
         self.is_idle = False
-        self._send({"train": [encode_assignment(one) for one in assignments]})
+        feed = None if ticket is None else ticket.to_json()
+        self._send({"train": [encode_assignment(one) for one in assignments], "feed": feed})
 
     def measure(self, assignment: Assignment) -> None:
         """Makes the worker measure what a trial costs; it answers `costs`."""
