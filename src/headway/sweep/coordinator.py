@@ -254,15 +254,16 @@ class Coordinator:
         for other in self._slots:
             taken = [task.trial.number for task in own if holders.get(task.trial.number) is other]
             if other.end(taken):
-                self._wait_until_ended(other)
+                self._wait_until_ended(other, taken)
         return own
 
-    def _wait_until_ended(self, slot: Slot) -> None:
+    def _wait_until_ended(self, slot: Slot, trials: Sequence[int]) -> None:
         """Waits until an idle slot has let go of trials."""
         kept: list[Event] = []
         while True:
             event = self._events.get()
-            if event.slot == slot.number and (event.message is None or "ended" in event.message):
+            # Trials that were stopped before may be answered now too.
+            if event.slot == slot.number and (event.message is None or event.message.get("ended") == trials):
                 break
             kept.append(event)
         if event.message is None:

@@ -15,7 +15,7 @@ from headway.sweep.batch_memory import BatchMemory, PackedBatch
 from headway.sweep.feed import send
 
 SLOTS = 4
-"""Batches that the fastest reader can be ahead of the slowest one. A feed takes so many times a batch in memory."""
+"""Batches from that of the slowest reader to that of the fastest one. A feed takes so many times a batch in memory."""
 PATIENCE = 200.0
 """Batches that the others could have trained on, while they wait for one reader, until it is detached."""
 

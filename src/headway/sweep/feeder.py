@@ -27,7 +27,7 @@ from headway.setup.inputs import Inputs, open_inputs
 from headway.setup.rates import resolve_batch
 from headway.setup.recipe import TrainRecipe
 from headway.sweep.feed import describe_request, is_of_same_user, receive, send
-from headway.sweep.feed_ring import Feed
+from headway.sweep.feed_ring import PATIENCE, Feed
 from headway.sweep.worker import decode_assignment
 
 
@@ -39,10 +39,11 @@ class Feeder:
         listener: the socket to which readers connect.
         commands: descriptor of the commands.
         out: descriptor for the answers.
+        patience: see `Feed`.
     """
 
-    def __init__(self, listener: socket.socket, commands: int, out: int) -> None:
-        self._listener, self._commands, self._out = listener, commands, out
+    def __init__(self, listener: socket.socket, commands: int, out: int, patience: float = PATIENCE) -> None:
+        self._listener, self._commands, self._out, self._patience = listener, commands, out, patience
         self._rest = b""
         self._loaded: LoadedRecipe[TrainRecipe] | None = None
         self._inputs: Inputs | None = None
@@ -143,6 +144,7 @@ class Feeder:
             lambda position: iter(inputs.build_batches(recipe, plan, position)),
             set(command["slots"]),
             self._answer,
+            self._patience,
         )
 
     def _answer(self, message: dict[str, Any]) -> None:

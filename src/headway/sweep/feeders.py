@@ -63,10 +63,11 @@ class _Process:
     def _read(self) -> None:
         """Takes in the answers until the process ends."""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            # A killed process may leave half a line.
-            if line.endswith(b"\n"):
-                self._note(json.loads(line))
+        with self._process.stdout as answers:
+            for line in answers:
+                # A killed process may leave half a line.
+                if line.endswith(b"\n"):
+                    self._note(json.loads(line))
         status = self._process.wait()
         if not self.is_closing:
             what = f"A feeder of the sweep ended with status {status} (see logs/feeder-{self.number}.log)"
@@ -107,8 +108,6 @@ class _Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._thread.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
 
 
 @final
