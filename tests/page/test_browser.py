@@ -87,6 +87,31 @@ def panels() -> list[Panel]:
         surface("surface", [[(x - 5) ** 2 + y**2 + 0.01 for x in range(9)] for y in range(7)], log_z=True),
         surface("gap", [[None if x == y else x * y for x in range(9)] for y in range(7)], path=True),
         surface("flat", [[2.0] * 9] * 7),
+        panel.parallel(
+            "parallel",
+            "P",
+            nasty,
+            [3, 1, 2, 1, 1, None, None],
+            [
+                panel.axis("<b>a</b>.lr", [1e-9, 1e-3, 1, 2, 3, None, None], scale="log"),
+                panel.axis("c", [0, 1, 2, 3, 4, 5, 6], scale="category", categories=nasty),
+                panel.axis("all", [None] * 7),
+                panel.axis("one", [5] * 7),
+            ],
+        ),
+        panel.paths(
+            "paths",
+            "P",
+            nasty,
+            [3, 1, 2, 1, 1, None, None],
+            [
+                panel.axis(
+                    "x", [[1 / 27, 1 / 9, 1]] * 6 + [[]], scale="log", ticks=[(1 / 27, "1/27"), (1, "<b>1</b>")]
+                ),
+                panel.axis("c", [[0, None, 2]] * 6 + [[]], scale="category", categories=nasty),
+            ],
+            panel.axis("y", [[1, 2, None]] * 6 + [[]], missing_is_high=True),
+        ),
         panel.images("images", "I", [(uri, "<script>alert(1)</script>", "note")]),
         panel.table("table", "T", nasty, [nasty]),
         panel.text("text", "T", "</pre>"),
@@ -132,6 +157,9 @@ def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags:
     rules = re.findall(r'class="annotation-text"[^>]*>([^<]*)<', articles["rules"])
     assert rules == ["near", "&lt;b&gt;far&lt;/b&gt;"]
     assert re.search(r'class="shapelayer">(?:<g[^>]*>)?<path', articles["rules"])
+    for name, layers in {"parallel": 2, "paths": 4}.items():
+        assert articles[name].count('<canvas aria-hidden="true"') == layers, name
+        assert 'data-drawn="7"' in articles[name], name
     assert "2 classes to a cell" in articles["large"]
     assert 'class="small"' in articles["images"]
     assert "https://example.org" not in "".join(re.findall(r'(?:src|href)="([^"]*)"', document))

@@ -18,6 +18,14 @@ BARS = {"x_label": "s", "names": ["a", "b"], "stacks": [{"name": "p", "values": 
 MATRIX = {"x_label": "x", "y_label": "y", "names": ["a", "b"], "values": [[1, 2], [3, 4]]}
 SURFACE = {"x_label": "x", "y_label": "y", "z_label": "z", "x": [0, 1], "y": [0, 1], "z": [[1, None], [2, 3]]}
 GRID = {"x_label": "x", "y_label": "y", "z_label": "z", "x": [1, 2], "names": ["a", "b"], "values": [[1, None], [3, 4]]}
+AXIS = {"label": "a", "scale": "linear", "values": [1, None]}
+PARALLEL = {"names": ["p", "q"], "ranks": [1, None], "axes": [AXIS]}
+PATHS = {
+    "names": ["p", "q"],
+    "ranks": [1, None],
+    "x": [AXIS | {"values": [[1], [2, 3]]}],
+    "y": AXIS | {"values": [[1], [2, None]]},
+}
 POINTS = {"x_label": "x", "y_label": "y", "series": [{"name": "a", "points": [{"name": "p", "x": 0, "y": 2}]}]}
 BAD: list[tuple[str, Any, str]] = [
     ("lines", {key: LINES[key] for key in ("x_label", "series")}, "y_label is missing"),
@@ -49,6 +57,15 @@ BAD: list[tuple[str, Any, str]] = [
     ("surface", SURFACE | {"z": [[1, 2], [3]]}, "2 rows of 2 heights"),
     ("surface", SURFACE | {"y": [1, 1]}, "x and y must ascend"),
     ("surface", SURFACE | {"marks": [{"name": "a", "x": 0}]}, "marks.0.y"),
+    ("parallel", PARALLEL | {"ranks": [1]}, "2 names need as many ranks, and there are 1"),
+    ("parallel", PARALLEL | {"ranks": [0, 1]}, "ranks.0"),
+    ("parallel", PARALLEL | {"axes": [AXIS | {"values": [1]}]}, "axis 'a' has 1 values for 2 names"),
+    ("parallel", PARALLEL | {"axes": [AXIS | {"scale": "log", "values": [0, 1]}]}, "has no place for 0"),
+    ("parallel", PARALLEL | {"axes": [AXIS | {"scale": "category"}]}, "axis 'a' has 0 categories, and none is 1"),
+    ("parallel", PARALLEL | {"axes": [AXIS | {"scale": "category", "categories": ["x"], "values": [0, 0.5]}]}, "0.5"),
+    ("parallel", PARALLEL | {"axes": [AXIS | {"scale": "power"}]}, "axes.0.scale"),
+    ("paths", PATHS | {"y": AXIS | {"values": [[1]]}}, "y has 1 rows for 2 names"),
+    ("paths", PATHS | {"x": [AXIS | {"values": [[1], [2]]}]}, "axis 'a' needs as many numbers in each row as y"),
     ("images", {"images": [{"src": "https://example.org/a.png", "caption": "c"}]}, "data:image"),
     ("images", {"images": [{"src": "data:text/html;base64,AAAA", "caption": "c"}]}, "data:image"),
     ("images", {"images": [{"src": 'data:image/png;base64,A" onload="x', "caption": "c"}]}, "data:image"),
@@ -83,6 +100,8 @@ def test_an_unknown_kind_names_the_nearest() -> None:
         panel.bars("p", "P", ["a"], [("a", [0])], x_label="s", log_x=True, rules=[("r", 1)]),
         panel.matrix("p", "P", [], []),
         panel.surface("p", "P", [0], [0], [[None]], axis_labels=("x", "y", "z")),
+        panel.parallel("p", "P", [], [], [panel.axis("a", [])]),
+        panel.paths("p", "P", ["a"], [None], [panel.axis("x", [[]])], panel.axis("y", [[]])),
         panel.images("p", "P", []),
         panel.table("p", "P", ["a"], []),
         panel.text("p", "P", " \n"),

@@ -175,3 +175,40 @@ def test_the_best_trials_of_a_sweep_become_an_ensemble(whole: Path) -> None:
         whole / "trials" / str(json.loads((whole / "result.json").read_text())["winner"]["trial"])
     ]
     assert "an ensemble needs runs" in refused("ensemble", status=2)
+
+
+@pytest.mark.check
+@pytest.mark.root
+def test_a_full_disk_stops_the_sweep_and_loses_nothing(folder: Path, small_disk: Path) -> None:
+    out = small_disk / "full"
+    # Checkpoints of four networks of 180 kB with momentum do not fit into the megabyte; those of the digits do.
+    said = sweep(folder, str(out), "--seeds", "0", "model.factory=net.py:wide")
+    assert said.status == 1
+    assert "the disk is full" in said.err
+    assert f"headway sweep --resume {out}" in said.err
+    assert not any(trial.has_failed for trial in read_journal(out).trials)
+    subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
+    said = finished("sweep", "--resume", out, cwd=folder)
+    assert said.status == 0, said.err
+    assert not any(trial.has_failed for trial in read_journal(out).trials)
+
+
+@pytest.mark.check
+def test_a_population_forks_its_best_members(folder: Path) -> None:
+    options = ("--method", "pbt", "--budget", "5", "--smallest", "1/2", "--seeds", "0")
+    said = sweep(folder, "population", *options)
+    assert said.status == 0, said.err
+    state = read_journal(folder / "population")
+    (fork,) = (trial for trial in state.trials if trial.parent is not None)
+    assert fork.parent is not None
+    assert fork.scores[-1] is not None
+    provenance = json.loads((folder / "population/trials" / str(fork.number) / "provenance.json").read_text())
+    assert provenance["forked"]["run"] == str((folder / "population/trials" / str(fork.parent)).resolve())
+    parent, own = (state.trials[number].values["optimizer.lr"] for number in (fork.parent, fork.number))
+    assert own / parent == pytest.approx(0.8, rel=1e-3) or own / parent == pytest.approx(1.2, rel=1e-3)
+
+
+def test_a_population_varies_what_a_fork_may_change(folder: Path) -> None:
+    (folder / "batch.yaml").write_text("parameters: {batch: {choice: [15, 30]}}")
+    options = ("--space", folder / "batch.yaml", "--method", "pbt", "--budget", "5", "--out", folder / "no")
+    assert "batch cannot change there" in refused("sweep", folder / "recipe.yaml", *options, status=2)

@@ -296,7 +296,7 @@ def predict(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or the folder of a sweep.")],
     beside: Annotated[
         list[Path] | None, typer.Option(help="Another run to show in the chart of layer rates. May be repeated.")
     ] = None,
@@ -308,10 +308,20 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the report of a run as an HTML file.
+    """Write the report of a run or of a sweep as an HTML file.
 
     With --against, write a page that compares the run with another one instead.
     """
+    if (run / "sweep.yaml").is_file():
+        if beside or against or out:
+            raise UsageError("the report of a sweep takes no options", fix="Leave --beside, --against and --out out.")
+        from headway.sweep.page import write_page
+        from headway.sweep.sweep_summary import summarise_sweep
+
+        summary = summarise_sweep(run)
+        page = write_page(summary)
+        print_result(summary.to_json() | {"report": str(page)}, as_json, f"Report: {page}")
+        return
     if against is not None:
         if beside:
             raise UsageError("--beside and --against cannot be combined", fix="Leave one of them out.")

@@ -21,7 +21,7 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="Folder to create. Default: sweeps/NAME.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the sweep in this folder.")] = None,
     method: Annotated[
-        str, typer.Option(help="Which trials go on: random (all), halving, hyperband or asha.")
+        str, typer.Option(help="Which trials go on: random (all), halving, hyperband, asha or pbt.")
     ] = "halving",
     eta: Annotated[int, typer.Option(help="One trial of so many goes on from a rung.")] = 3,
     smallest: Annotated[
@@ -34,6 +34,13 @@ def sweep(
     ] = None,
     together: Annotated[int, typer.Option(min=1, help="Most trials that take turns in one process.")] = 16,
     seeds: Annotated[int, typer.Option(min=0, help="Trainings of the winner with new seeds.")] = 3,
+    lr: Annotated[bool, typer.Option("--lr", help="Find the learning rate. Needs neither space nor budget.")] = False,
+    batches: Annotated[
+        str | None, typer.Option(help="With --lr: batches, for example 64,256,1024. Default: the recipe's.")
+    ] = None,
+    optimizers: Annotated[
+        str | None, typer.Option(help="With --lr: optimizers, for example sgd,lars. Default: the recipe's.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train many runs with different values, and find the best.
@@ -41,6 +48,22 @@ def sweep(
     Trials that read the same batches share one loader. Bad ones stop early; the best one is trained again with new
     seeds.
     """
+    if lr:
+        if recipe is None or space is not None or budget is not None or resume is not None:
+            fix = "Write headway sweep --lr RECIPE."
+            raise UsageError("--lr needs a recipe, and neither --space nor --budget nor --resume", fix=fix)
+        from headway.sweep.learning_rate import RateOptions, find_rates
+
+        wanted = RateOptions(
+            batches=tuple(parse_batch(text) for text in split_list(batches)),
+            optimizers=tuple(split_list(optimizers)),
+            slots=slots,
+        )
+        rates = find_rates(recipe, overrides or (), wanted, out)
+        print_result(rates.to_json(), as_json, rates.describe())
+        return
+    if batches is not None or optimizers is not None:
+        raise UsageError("--batches and --optimizers belong to --lr", fix="Write headway sweep --lr RECIPE.")
     if resume is not None:
         if recipe is not None or space is not None or budget is not None or out is not None:
             fix = "A sweep continues with its own settings: headway sweep --resume SWEEP."
@@ -76,3 +99,16 @@ def parse_fraction(text: str, option: str) -> Fraction:
         return Fraction(text)
     except (ValueError, ZeroDivisionError):
         raise UsageError(f"{option} {text} is not a number", fix="Write for example 8, 0.5 or 1/27.") from None
+
+
+def split_list(text: str | None) -> list[str]:
+    """Splits a list such as `64,256`; None has no entries."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def parse_batch(text: str) -> int:
+    """Parses a batch. Raises UsageError if it is no whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"--batches {text} is not a whole number", fix="Write for example 64,256,1024.") from None

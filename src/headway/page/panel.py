@@ -10,7 +10,10 @@ from typing import Any, Literal, final
 from headway.core.errors import HeadwayError
 from headway.core.untrusted_json import parse_object
 
-PanelKind = Literal["cards", "lines", "points", "bars", "matrix", "surface", "grid", "images", "table", "text"]
+PanelKind = Literal[
+    "cards", "lines", "points", "bars", "matrix", "surface", "grid", "parallel", "paths", "images", "table", "text"
+]
+Scale = Literal["linear", "log", "category"]
 
 
 @final
@@ -247,6 +250,78 @@ def grid(
     if texts:
         data["texts"] = [list(row) for row in texts]
     return Panel(name=name, title=title, kind="grid", data=data, **panel)
+
+
+def axis(
+    label: str,
+    values: Sequence[Any],
+    *,
+    scale: Scale = "linear",
+    categories: Sequence[str] = (),
+    ticks: Sequence[tuple[float, str]] = (),
+    missing: str = "none",
+    missing_is_high: bool = False,
+) -> dict[str, Any]:
+    """Builds an axis of a `parallel` or `paths` panel.
+
+    Args:
+        values: a number per line, in the order of their names, or None if the line lacks it; for `paths` a list of
+            numbers per line. On an axis of categories, a number is a place in `categories`.
+        ticks: (number, label) of the only ticks, instead of round numbers.
+        missing: label of the place of lines that lack a value: below the numbers, or above if `missing_is_high`.
+    """
+    rows = [list(value) if isinstance(value, list | tuple) else value for value in values]
+    written = [{"at": at, "label": text} for at, text in ticks]
+    names = list(categories)
+    return {
+        "label": label,
+        "scale": scale,
+        "values": rows,
+        "categories": names,
+        "ticks": written,
+        "missing": missing,
+        "missing_is_high": missing_is_high,
+    }
+
+
+def parallel(
+    name: str,
+    title: str,
+    names: Sequence[str],
+    ranks: Sequence[int | None],
+    axes: Sequence[dict[str, Any]],
+    **panel: Any,
+) -> Panel:
+    """Builds a `parallel` panel, full width: parallel coordinates, in which the mouse selects ranges of axes.
+
+    Args:
+        names: one per line.
+        ranks: decide the colours: 1 is the best. None: the line has no rank, and is drawn in a colour of its own.
+        axes: from left to right, each from `axis`.
+    """
+    data = {"names": list(names), "ranks": list(ranks), "axes": list(axes)}
+    return Panel(name=name, title=title, kind="parallel", data=data, **{"width": "full", **panel})
+
+
+def paths(
+    name: str,
+    title: str,
+    names: Sequence[str],
+    ranks: Sequence[int | None],
+    x: Sequence[dict[str, Any]],
+    y: dict[str, Any],
+    **panel: Any,
+) -> Panel:
+    """Builds a `paths` panel, full width: many lines, or points, coloured by rank, over one or several x.
+
+    Args:
+        names: one per line.
+        ranks: as for `parallel`.
+        x: an axis for each picture; each has as many numbers per line as y.
+        y: the axis that they share.
+    """
+    data = {"names": list(names), "ranks": list(ranks), "x": list(x), "y": y}
+    return Panel(name=name, title=title, kind="paths", data=data, **{"width": "full", **panel})
 
 
 def cards(name: str, title: str, values: Sequence[tuple[str, str, str]], **panel: Any) -> Panel:

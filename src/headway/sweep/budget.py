@@ -17,12 +17,10 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 def parse_method(name: str) -> Method:
     """Returns a method by its name. Raises UsageError if there is none."""
-    # Forks of runs are not there yet, so no sweep can use pbt.
-    methods = [method for method in METHODS if method != "pbt"]
-    for method in methods:
+    for method in METHODS:
         if method == name:
             return method
-    raise UsageError(f"there is no method {name!r}", fix=suggest_nearest(name, methods))
+    raise UsageError(f"there is no method {name!r}", fix=suggest_nearest(name, METHODS))
 
 
 @final

@@ -8,6 +8,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from fractions import Fraction
 from queue import SimpleQueue
 from typing import Any, final
 
@@ -22,13 +23,14 @@ from headway.sweep.feeders import Feeders, can_be_fed
 from headway.sweep.halving import decide, is_over
 from headway.sweep.journal import Journal
 from headway.sweep.population import perturb_values
-from headway.sweep.records import Result, Stopped, Values, build_result
+from headway.sweep.records import Forked, Result, Stopped, Values, build_result
 from headway.sweep.slots import Event, Slot, share_machine
 from headway.sweep.space import RANDOM_TRIALS, Space
 from headway.sweep.state import State, Task, list_tasks
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
 from headway.sweep.trials import build_assignment
 from headway.sweep.worker import decode_outcome
+from headway.training.fork import fork_run
 
 LOG = logging.getLogger("headway.sweep")
 
@@ -61,7 +63,11 @@ class TrialValues:
         """Returns the values of a fork: those of its parent, times 0.8 or 1.2."""
         parameters = self._space.recipe.parameters
         ranges = {key: parameters[key].bounds for key in values if parameters[key].choice is None}
-        return perturb_values(values, ranges, self._seed, trial, rung)
+        perturbed = perturb_values(values, ranges, self._seed, trial, rung)
+        return {
+            key: parameters[key].round(value) if key in ranges and isinstance(value, float) else value
+            for key, value in perturbed.items()
+        }
 
 
 @final
@@ -187,10 +193,22 @@ class Coordinator:
         while decisions := decide(
             journal.state, TrialValues(self._space, self._settings.seed, journal.state), len(self._slots)
         ):
+            # Before the journal has it, and before the parent goes on: a fork is a copy of its checkpoint.
+            for one in decisions:
+                if isinstance(one, Forked):
+                    self._fork(one, journal)
             journal.append(*decisions)
             stopped = [one.trial for one in decisions if isinstance(one, Stopped)]
             for slot in self._slots:
                 slot.end(stopped)
+
+    def _fork(self, fork: Forked, journal: Journal) -> None:
+        parent = self._assignments.get((fork.parent, fork.rung - 1))
+        if parent is None:
+            trial, bracket = journal.state.trials[fork.parent], journal.state.plan.find_bracket(fork.parent)
+            parent = self._build(trial.number, trial.values, bracket.levels, bracket.levels[fork.rung - 1])
+        origin = f"sweep: trial {fork.trial}, a fork of trial {fork.parent}"
+        fork_run(parent.folder, parent.until, self._sweep.find_trial(fork.trial), fork.values, origin)
 
     def _find_waiting(self, state: State) -> list[Task]:
         """Returns the tasks that no slot works on."""
@@ -277,17 +295,18 @@ class Coordinator:
         if (trial.number, task.rung) in self._assignments:
             return True
         levels = state.plan.find_bracket(trial.number).levels
-        folder = self._sweep.find_trial(trial.number)
         try:
-            assignment = build_assignment(
-                self._settings, self._loaded, trial.number, trial.values, levels, task.to, folder
-            )
+            assignment = self._build(trial.number, trial.values, levels, task.to)
         except RecipeError as error:
             self._fail(Outcome(trial=trial.number, step=0, failure=str(error), kind="crashed"), task.rung, journal)
             return False
         self._assignments[trial.number, task.rung] = assignment
         self._keys[trial.number] = json.dumps(select_shared_values(assignment.loaded), sort_keys=True)
         return True
+
+    def _build(self, trial: int, values: Values, levels: tuple[Fraction, ...], to: Fraction) -> Assignment:
+        folder = self._sweep.find_trial(trial)
+        return build_assignment(self._settings, self._loaded, trial, values, levels, to, folder)
 
     # Answers of slots.
 

@@ -7,9 +7,10 @@ import time
 from types import TracebackType
 from typing import final
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from headway.core.recipe_yaml import dump_in_line
 from headway.core.text_format import pluralise
@@ -61,7 +62,7 @@ class SweepDisplay:
     def _tell_rungs(self, state: State) -> None:
         """Writes a line for each rung that has just ended."""
         for number, bracket in enumerate(state.plan.brackets):
-            trials = state.trials[bracket.first_trial : bracket.first_trial + bracket.sizes[0]]
+            trials = [trial for trial in state.trials if state.plan.find_bracket(trial.number) is bracket]
             for rung, level in enumerate(bracket.levels):
                 there = [trial for trial in trials if trial.rung >= rung and trial.first_rung <= rung]
                 ended = [trial for trial in there if trial.has_result(rung)]
@@ -76,12 +77,12 @@ class SweepDisplay:
                 failed = f", {len(ended) - len(scored)} failed" if len(scored) < len(ended) else ""
                 LOG.info(f"{pluralise(len(ended), 'trial')} trained to {level} of a training: {best}{failed}.")
 
-    def _build_table(self, state: State, steps: int) -> Table:
+    def _build_table(self, state: State, steps: int) -> Group:
         seconds = time.monotonic() - self._began
         left = "" if self._predicted_s is None else f" of about {format_duration(self._predicted_s)}"
         training = sum(trial.is_training for trial in state.trials)
         title = f"{len(state.trials)} trials, {training} to train; {steps:,} steps; {format_duration(seconds)}{left}"
-        table = Table(title=title, title_justify="left", box=None)
+        table = Table(box=None)
         for name in ("trial", self._objective, "trained", "values"):
             table.add_column(name, justify="left" if name == "values" else "right", no_wrap=name == "values")
         for number in rank_trials(state)[:MOST_ROWS]:
@@ -90,4 +91,5 @@ class SweepDisplay:
             level = state.plan.find_bracket(number).levels[trial.first_rung + rung]
             values = ", ".join(f"{key}={dump_in_line(value)}" for key, value in trial.values.items())
             table.add_row(str(number), f"{trial.scores[rung]:.4f}", str(level), values)
-        return table
+        # A title of the table itself would be no wider than its columns.
+        return Group(Text(title), table)

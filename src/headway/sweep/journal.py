@@ -113,6 +113,16 @@ def read_journal(folder: Path) -> State:
     return state
 
 
+def read_records(folder: Path) -> list[Record]:
+    """Returns the records of a sweep in their order, also while another process runs it. Raises as `read_journal`."""
+    path = folder / NAME
+    read_journal(folder)
+    with _explain(path):
+        content = read_regular(path)
+    _, size = _parse(path, content)
+    return [decode_record(parse_object(_check(line))) for line in content[:size].splitlines()]
+
+
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     if not folder.is_dir():

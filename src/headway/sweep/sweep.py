@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, final
-
-import yaml
+from types import FrameType
+from typing import Any, NoReturn, final
 
 from headway.core.errors import HeadwayError, RecipeError, UsageError
 from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe
 from headway.core.recipe_override import collect_given_values, override_values
-from headway.core.recipe_yaml import RecipeDumper, dump_in_line
+from headway.core.recipe_yaml import dump_in_line
 from headway.core.run_folder import RunFolder
+from headway.core.signals import handle_signals
 from headway.core.statistics import compute_interval
 from headway.core.text_format import pluralise
 from headway.optim.batch_scaling import require_number
@@ -31,12 +33,16 @@ from headway.sweep.coordinator import Coordinator
 from headway.sweep.display import SweepDisplay
 from headway.sweep.feeders import can_be_fed
 from headway.sweep.journal import open_journal
+from headway.sweep.page import write_page
 from headway.sweep.prediction import SweepPrediction, TrialShape, choose_feeding, predict_sweep
 from headway.sweep.space import Space, read_space
+from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.state import State, rank_trials
-from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
+from headway.sweep.sweep_folder import SweepFolder, SweepRecipe, write_found_recipe
+from headway.sweep.sweep_summary import summarise_sweep
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import build_assignment, count_steps, probe_recipe
+from headway.training.fork import check_forkable
 from headway.training.progress import format_duration
 from headway.training.runs import load_recipe
 
@@ -164,6 +170,15 @@ def run_sweep(
     if space_recipe.method == "tpe" and options.method != "asha":
         what = f"tpe learns from trials that have ended, and {options.method} starts them together"
         raise UsageError(what, where=str(space), fix="Add --method asha, or set method to random in the space.")
+    if options.method == "pbt":
+        check_forkable(space_recipe.parameters)
+    return start_sweep(loaded, space_recipe, options, folder)
+
+
+def start_sweep(
+    loaded: LoadedRecipe[TrainRecipe], space_recipe: SpaceRecipe, options: SweepOptions, folder: Path | None = None
+) -> SweepResult:
+    """Runs a sweep of a recipe and a space that are read and checked already; see `run_sweep`."""
     folder = folder or RunFolder.find_free_name(Path("sweeps"), loaded.recipe.name)
     probe = probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
     size = Space(space_recipe).size
@@ -228,6 +243,25 @@ def _list_gpus() -> list[str]:
 
 
 def _run(sweep: SweepFolder) -> SweepResult:
+    """Runs a sweep; SIGTERM and Ctrl-C make every trial save its state."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise _StopError
+
+    try:
+        with handle_signals(stop, signal.SIGTERM, signal.SIGINT):
+            return _run_trials(sweep)
+    except _StopError:
+        fix = f"Continue: headway sweep --resume {shlex.quote(str(sweep.folder))}"
+        raise HeadwayError("the sweep was stopped, and its trials are saved", fix=fix) from None
+
+
+@final
+class _StopError(BaseException):
+    """A signal asks the sweep to stop. Not an Exception, which code on the way might take for a failed trial."""
+
+
+def _run_trials(sweep: SweepFolder) -> SweepResult:
     began = time.monotonic()
     settings, loaded = sweep.read_settings()
     plan = build_plan(settings)
@@ -261,6 +295,7 @@ def _run(sweep: SweepFolder) -> SweepResult:
         prediction=prediction,
     )
     write_atomically(sweep.folder / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
+    LOG.info(f"Page: {write_page(summarise_sweep(sweep.folder))}")
     return result
 
 
@@ -348,13 +383,12 @@ def _write_winner(
 ) -> Path:
     """Writes the winner as a recipe, with its evidence above it."""
     own = build_trial_recipe(loaded, winner, state.trials[winner].values)
-    head = [
-        f"# Trial {winner} of {len(state.trials)}: {settings.objective} {find_winner(state)[1]:.4f}.",
-        "# The best of many noisy scores is biased: see `retrained` in result.json for a fair one.",
-        *(f"#   {key}: {dump_in_line(value)}" for key, value in state.trials[winner].values.items()),
+    comments = [
+        f"Trial {winner} of {len(state.trials)}: {settings.objective} {find_winner(state)[1]:.4f}.",
+        "The best of many noisy scores is biased: see `retrained` in result.json for a fair one.",
+        *(f"  {key}: {dump_in_line(value)}" for key, value in state.trials[winner].values.items()),
     ]
-    body = yaml.dump(collect_given_values(own), Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
-    return sweep.write_winner("\n".join([*head, body]), own)
+    return write_found_recipe(sweep.folder / "winner", own, comments)
 
 
 def _retrain(sweep: SweepFolder, settings: SweepRecipe, coordinator: Coordinator, recipe: Path) -> tuple[float, ...]:

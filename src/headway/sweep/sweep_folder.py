@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe, RecipePart, find_leaf_origins, read_recipe
+from headway.core.recipe_override import collect_given_values
 from headway.core.recipe_yaml import RecipeDumper
 from headway.core.run_folder import collect_provenance
 from headway.setup.recipe import TrainRecipe
@@ -148,15 +149,6 @@ class SweepFolder:
         except (OSError, ValueError):
             return False
 
-    def write_winner(self, text: str, loaded: LoadedRecipe[TrainRecipe]) -> Path:
-        """Writes the recipe of the winner; returns its path."""
-        folder = self.folder / "winner"
-        folder.mkdir(exist_ok=True)
-        # Its relative paths start where the provenance says, as those of a run's recipe do.
-        _write_provenance(folder, loaded)
-        write_atomically(folder / "recipe.yaml", text)
-        return folder / "recipe.yaml"
-
     def find_trial(self, trial: int) -> Path:
         """Returns the run folder of a trial."""
         return self.trials / str(trial)
@@ -204,3 +196,16 @@ def _write_provenance(folder: Path, loaded: LoadedRecipe[TrainRecipe]) -> None:
     path = None if loaded.path is None else str(loaded.path)
     about = collect_provenance(loaded.origins, loaded.base, recipe=path)
     write_atomically(folder / "provenance.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_found_recipe(folder: Path, loaded: LoadedRecipe[TrainRecipe], comments: Sequence[str]) -> Path:
+    """Writes a recipe that was found, below lines of comment that say how; returns its path.
+
+    Its relative paths start where the provenance beside it says, as those of a run's recipe do.
+    """
+    folder.mkdir(exist_ok=True)
+    _write_provenance(folder, loaded)
+    tree = collect_given_values(loaded)
+    body = yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
+    write_atomically(folder / "recipe.yaml", "\n".join([*(f"# {line}" for line in comments), body]))
+    return folder / "recipe.yaml"

@@ -55,6 +55,9 @@ def build_assignment(
         RecipeError: the recipe refuses the values.
     """
     own = build_trial_recipe(loaded, trial, values)
+    # Runs must not share a folder for checkpoints.
+    if (folder_of_all := own.recipe.checkpoint.folder) is not None:
+        own = own.resolve("checkpoint.folder", f"{folder_of_all}/{trial}", "each trial has its own")
     steps = count_steps(own, settings.samples)
     # The recipe of the trial has them, so that a training of it alone evaluates at the same steps.
     at = sorted({find_step(level, steps) for level in levels} - {steps})

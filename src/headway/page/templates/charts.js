@@ -442,6 +442,8 @@
     const article = script.closest("article");
     const panel = JSON.parse(script.textContent);
     const target = article.querySelector(".chart > div");
+    const onCanvas = globalThis.canvasCharts?.[panel.kind];
+    if (onCanvas) return onCanvas(article, target, panel, { brief, PAPER_PX });
     const hidden = new Set();
     const show = (look, paper) => {
       const [data, arrangement] = draw[panel.kind](panel.data, look, hidden, target.clientWidth, paper);
