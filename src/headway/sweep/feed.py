@@ -31,7 +31,7 @@ SILENCE_S = 600.0
 @final
 @dataclass(frozen=True, kw_only=True)
 class Ticket:
-    """What a reader needs to join a feed.
+    """A reader's place in a feed.
 
     Attributes:
         address: name of the feeder's socket, without a file.

@@ -83,7 +83,7 @@ class Feeder:
     def _end_feed(self, why: str) -> None:
         if self._feed is not None:
             self._feed.close(why)
-            self._answer({"ended": self._number, "core_s": time.process_time()})
+            self._answer({"ended": self._number})
         self._feed = None
 
     def _listen(self, timeout: float | None) -> None:

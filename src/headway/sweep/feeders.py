@@ -15,6 +15,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, final
 
+import psutil
+
 from headway.data.data_recipe import SYNTHETIC
 from headway.setup.recipe import TrainRecipe
 from headway.sweep.cohort import Assignment
@@ -43,7 +45,7 @@ class _Process:
     def __init__(self, number: int, folder: Path, key: str) -> None:
         self.number, self.key = number, key
         self.feed, self.slots, self.members, self.is_closing = -1, set[int](), set[int](), False
-        self.core_s = 0.0
+        self._core_s = 0.0
         self.address = f"headway-feed-{secrets.token_hex(16)}"
         with contextlib.closing(listen(self.address)) as listener, open(folder / f"feeder-{number}.log", "ab") as log:
             command = [sys.executable, "-m", "headway.sweep.feeder", str(listener.fileno())]
@@ -74,7 +76,6 @@ class _Process:
             LOG.warning(f"{what}. Its slots go on, each with a loader of its own and with the same batches.")
 
     def _note(self, message: dict[str, Any]) -> None:
-        self.core_s = message.get("core_s", self.core_s)
         if "detached" in message:
             slot, position = message["detached"], message["position"]
             LOG.warning(
@@ -84,6 +85,14 @@ class _Process:
             # It is in step with the others no more.
             self.members.discard(slot)
             self.slots.discard(slot)
+
+    @property
+    def core_s(self) -> float:
+        """Seconds of cores that the process has taken."""
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(self._process.pid).cpu_times()
+            self._core_s = times.user + times.system
+        return self._core_s
 
     @property
     def is_running(self) -> bool:
@@ -100,6 +109,8 @@ class _Process:
     def close(self) -> None:
         """Ends the process. Its readers go on by themselves."""
         self.is_closing = True
+        # A process that has been waited for says nothing any more.
+        self._core_s = self.core_s
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -165,7 +176,7 @@ class Feeders:
 
     @property
     def core_s(self) -> float:
-        """Seconds of cores that all feeders have taken, as they last said."""
+        """Seconds of cores that all feeders have taken."""
         return self._ended_core_s + sum(one.core_s for one in self._processes)
 
     def _close(self, process: _Process) -> None:

@@ -15,7 +15,8 @@ from headway.sweep.rungs import Bracket
 FEEDING_COST = 0.97
 """Share of the core seconds without a feeder below which one is used: predictions repeat within 3 %."""
 FEED_S = 0.0005
-"""Seconds of a core in which a feeder and a slot pass on a batch."""
+"""Seconds of a core in which a feeder and one of its slots pass a batch on. Measured for batches of 64: 0.11 ms for the
+packets, and once a batch 0.15 ms (64 pixels) to 1.2 ms (224 pixels) for the copy."""
 
 
 @final

@@ -56,7 +56,7 @@ class Worker:
                     continue
                 source = None if command["feed"] is None else Ticket(**command["feed"]).read
                 for outcome in cohorts.train([decode_assignment(one) for one in command["train"]], source):
-                    self._answer({"outcome": vars(outcome)})
+                    self._answer({"outcome": vars(outcome), "core_s": time.process_time()})
                 self._answer({"idle": True, "core_s": time.process_time()})
 
     def _measure(self, assignment: Assignment) -> dict[str, Any] | None:
