@@ -254,8 +254,13 @@ class Coordinator:
             task = chosen[slots[0]][1][0]
             assignment = self._assignments[task.trial.number, task.rung]
             if self.feeds and len(slots) > 1 and can_be_fed(assignment.loaded.recipe):
-                tickets |= self._feeders.begin(name[0], assignment, [slot.number for slot in slots])
+                ends = {slot.number: self._find_end(chosen[slot][1]) for slot in slots}
+                tickets |= self._feeders.begin(name[0], assignment, ends)
         return tickets
+
+    def _find_end(self, tasks: Sequence[Task]) -> int:
+        """Returns the step at which the last of these tasks ends."""
+        return max(self._assignments[task.trial.number, task.rung].until for task in tasks)
 
     def _count_held(self, slot: Slot, tasks: Sequence[Task]) -> int:
         return sum(task.trial.number in slot.held for task in tasks)

@@ -78,6 +78,7 @@ class Feeder:
         # Each reader reads on by itself, and meets the same error if it is one of the data.
         except Exception as error:
             traceback.print_exc()
+            self._answer({"failed": str(error)})
             self._end_feed(f"the feeder failed: {error}")
 
     def _end_feed(self, why: str) -> None:
@@ -159,8 +160,7 @@ def open_feed_inputs(loaded: LoadedRecipe[TrainRecipe]) -> tuple[LoadedRecipe[Tr
     Raises:
         HeadwayError: see `open_inputs`.
     """
-    why = "the readers evaluate"
-    loaded = resolve_batch(loaded, 1).resolve_all({"data.eval": (None, why), "device": ("cpu", "it only decodes")})
+    loaded = resolve_batch(loaded, 1).resolve("data.eval", None, "the readers evaluate")
     return open_inputs(loaded, torch.device("cpu"), opens_data=True)
 
 

@@ -11,7 +11,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -85,6 +85,8 @@ class _Process:
             # It is in step with the others no more.
             self.members.discard(slot)
             self.slots.discard(slot)
+        if "failed" in message:
+            LOG.warning(f"A feeder failed: {message['failed']}. Its slots go on, each with a loader of its own.")
 
     @property
     def core_s(self) -> float:
@@ -109,7 +111,6 @@ class _Process:
     def close(self) -> None:
         """Ends the process. Its readers go on by themselves."""
         self.is_closing = True
-        # A process that has been waited for says nothing any more.
         self._core_s = self.core_s
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -135,12 +136,13 @@ class Feeders:
         self._numbers, self._feeds = itertools.count(), itertools.count()
         self._ended_core_s = 0.0
 
-    def begin(self, key: str, assignment: Assignment, slots: Sequence[int]) -> dict[int, Ticket]:
+    def begin(self, key: str, assignment: Assignment, slots: Mapping[int, int]) -> dict[int, Ticket]:
         """Begins a feed for slots that train a group from one position; returns a ticket for each of them.
 
         Args:
-            key: what trials of the group have in common.
+            key: the values that trials of the group have in common.
             assignment: one of the group.
+            slots: the step at which each slot ends, by its number.
         """
         process = next((one for one in self._list_running() if one.key == key and not one.slots), None)
         if process is None:
@@ -150,7 +152,9 @@ class Feeders:
                 LOG.warning(f"No feeder can be started ({error}): each slot has a loader of its own.")
                 return {}
             self._processes.append(process)
-        process.feed, process.slots, process.members = next(self._feeds), set(slots), set(slots)
+        process.feed, process.slots = next(self._feeds), set(slots)
+        # Who ends earlier by its nature waits for nobody.
+        process.members = {slot for slot, step in slots.items() if step == max(slots.values())}
         process.send({"feed": process.feed, "assignment": encode_assignment(assignment), "slots": list(slots)})
         return {slot: Ticket(address=process.address, feed=process.feed, slot=slot) for slot in slots}
 
