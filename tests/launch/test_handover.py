@@ -135,7 +135,7 @@ def test_newcomers_alone_go_on_from_the_newest_checkpoint(folder: Path, tmp_path
     with ExitStack() as stack:
         slot = LauncherSlot(folder / "recipe.yaml", whole, stack)
         _, alone = slot.start(0)
-        alone.meet()
+        alone.recovery.meet()
         alone.run()
     ours, theirs = (Checkpoints(path / "checkpoints").newest() for path in (run, whole))
     assert ours is not None

@@ -272,7 +272,7 @@ def run_network(rank: Rank, name: str, grid: tuple[int, int]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "grid"),
     [
-        ("resnet18", (2, 1)),
+        pytest.param("resnet18", (2, 1), marks=pytest.mark.check),
         ("cifar_net", (2, 1)),
         ("tail", (2, 1)),
         *(pytest.param(name, (3, 1), marks=pytest.mark.check) for name in NETWORKS),

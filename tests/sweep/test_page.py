@@ -131,6 +131,7 @@ def test_the_page_says_whether_trials_saw_the_same_batches(tmp_path: Path) -> No
     assert differing.note.startswith("Trials differ in batch,")
 
 
+@pytest.mark.check
 def test_a_thousand_trials_fit_a_page(tmp_path: Path) -> None:
     summary = summarise(tmp_path / "s", budget=120, max_trials=1000, has_runs=True)
     assert len(summary.trials) == 1000

@@ -86,6 +86,7 @@ def test_the_winner_is_a_recipe_that_trains_as_the_trial_did(folder: Path, whole
     assert summary["accuracy"] == winner["score"]
 
 
+@pytest.mark.check
 def test_an_ended_sweep_gives_its_result_again_and_trains_nothing(whole: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("weights.safetensors")}
     said = finished("sweep", "--resume", whole, "--json")

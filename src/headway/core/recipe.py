@@ -221,18 +221,31 @@ def find_leaf_origins(recipe: RecipePart, origins: Mapping[str, str], given: str
         given: the origin of the overrides among them.
     """
 
+    # By key, the origins at and below it: is one of them that of the overrides, and the key that is nearest.
+    own: dict[str, tuple[bool, str]] = {}
+    partial: set[str] = set()
+    for key, value in origins.items():
+        is_given, nearest = own.get(key, (False, key))
+        own[key] = is_given or value == given, min(key, nearest, key=len)
+        for above in _list_ancestors(key):
+            is_given, nearest = own.get(above, (False, key))
+            own[above] = is_given or value == given, min(nearest, key, key=len)
+            partial.add(above)
+
     def origin(leaf: str) -> str:
         # A leaf may have entries of its own: a list, or a mapping such as `model.args`.
-        own = [key for key in origins if key == leaf or key.startswith(f"{leaf}.")]
-        if any(origins[key] == given for key in own):
-            return given
-        if own:
-            return origins[min(own, key=len)]
+        if leaf in own:
+            is_given, nearest = own[leaf]
+            return given if is_given else origins[nearest]
         # A key above counts only if it was given as a whole: `data.train` in the file says nothing about `data.eval`.
-        above = [key for key in origins if leaf.startswith(f"{key}.")]
-        whole = [
-            key for key in above if origins[key] == given or not any(other.startswith(f"{key}.") for other in origins)
-        ]
-        return origins[max(whole, key=len)] if whole else "default"
+        for key in _list_ancestors(leaf):
+            if key in origins and (origins[key] == given or key not in partial):
+                return origins[key]
+        return "default"
 
     return {leaf: origin(leaf) for leaf, _ in flatten(recipe.model_dump(mode="json"))}
+
+
+def _list_ancestors(key: str) -> list[str]:
+    """Returns the keys above a dotted key, the nearest one first."""
+    return [key[:place] for place in range(len(key) - 1, 0, -1) if key[place] == "."]

@@ -87,6 +87,9 @@ class _Member:
         began = time.process_time()
         if self._states is not None:
             self._states.restore()
+        if self.trainer is not None:
+            # The time of the others belongs to no stage.
+            self.trainer.clock.start()
         try:
             self.trainer = self._last = next(self._steps)
         except StopIteration as end:

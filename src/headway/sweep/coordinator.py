@@ -8,6 +8,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from fractions import Fraction
 from queue import SimpleQueue
 from typing import Any, final
@@ -28,7 +29,7 @@ from headway.sweep.slots import Event, Slot, share_machine
 from headway.sweep.space import RANDOM_TRIALS, Space
 from headway.sweep.state import State, Task, list_tasks
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
-from headway.sweep.trials import build_assignment
+from headway.sweep.trials import build_assignment, find_step
 from headway.sweep.worker import decode_outcome
 from headway.training.fork import fork_run
 
@@ -94,6 +95,7 @@ class Coordinator:
         self._crashes: list[Result] = []
         self._deaths: Counter[int] = Counter()
         self._assignments: dict[tuple[int, int], Assignment] = {}
+        self._whole: dict[int, Assignment] = {}
         self._keys: dict[int, str] = {}
         self._feeders = Feeders(sweep.logs)
         self.feeds = False
@@ -203,10 +205,8 @@ class Coordinator:
                 slot.end(stopped)
 
     def _fork(self, fork: Forked, journal: Journal) -> None:
-        parent = self._assignments.get((fork.parent, fork.rung - 1))
-        if parent is None:
-            trial, bracket = journal.state.trials[fork.parent], journal.state.plan.find_bracket(fork.parent)
-            parent = self._build(trial.number, trial.values, bracket.levels, bracket.levels[fork.rung - 1])
+        trial, levels = journal.state.trials[fork.parent], journal.state.plan.find_bracket(fork.parent).levels
+        parent = self._build(trial.number, trial.values, journal.state, levels[fork.rung - 1])
         origin = f"sweep: trial {fork.trial}, a fork of trial {fork.parent}"
         fork_run(parent.folder, parent.until, self._sweep.find_trial(fork.trial), fork.values, origin)
 
@@ -296,22 +296,23 @@ class Coordinator:
 
     def _prepare(self, task: Task, journal: Journal) -> bool:
         """Builds the assignment of a task; returns False if the recipe refuses the trial's values."""
-        trial, state = task.trial, journal.state
-        if (trial.number, task.rung) in self._assignments:
-            return True
-        levels = state.plan.find_bracket(trial.number).levels
+        trial = task.trial
         try:
-            assignment = self._build(trial.number, trial.values, levels, task.to)
+            assignment = self._build(trial.number, trial.values, journal.state, task.to)
         except RecipeError as error:
             self._fail(Outcome(trial=trial.number, step=0, failure=str(error), kind="crashed"), task.rung, journal)
             return False
         self._assignments[trial.number, task.rung] = assignment
-        self._keys[trial.number] = json.dumps(select_shared_values(assignment.loaded), sort_keys=True)
         return True
 
-    def _build(self, trial: int, values: Values, levels: tuple[Fraction, ...], to: Fraction) -> Assignment:
-        folder = self._sweep.find_trial(trial)
-        return build_assignment(self._settings, self._loaded, trial, values, levels, to, folder)
+    def _build(self, trial: int, values: Values, state: State, to: Fraction) -> Assignment:
+        """Builds the training of a trial up to a level. Its recipe is built once, which takes milliseconds."""
+        if (whole := self._whole.get(trial)) is None:
+            folder, levels = self._sweep.find_trial(trial), state.plan.find_bracket(trial).levels
+            whole = build_assignment(self._settings, self._loaded, trial, values, levels, folder)
+            self._whole[trial] = whole
+            self._keys[trial] = json.dumps(select_shared_values(whole.loaded), sort_keys=True)
+        return replace(whole, until=find_step(to, whole.until))
 
     # Answers of slots.
 

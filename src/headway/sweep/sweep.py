@@ -311,7 +311,7 @@ def _predict(
         values = space.suggest(settings.seed, trial)
         folder = sweep.find_trial(trial)
         with suppress(RecipeError):
-            assignments.append(build_assignment(settings, loaded, trial, values, (Fraction(1),), Fraction(1), folder))
+            assignments.append(build_assignment(settings, loaded, trial, values, (Fraction(1),), folder))
     LOG.info(f"Measuring {pluralise(len(assignments), 'trial')}.")
     start_s, costs = coordinator.measure(assignments)
     if not costs:

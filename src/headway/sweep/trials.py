@@ -43,10 +43,9 @@ def build_assignment(
     trial: int,
     values: Mapping[str, Any],
     levels: tuple[Fraction, ...],
-    to: Fraction,
     folder: Path,
 ) -> Assignment:
-    """Returns the training of a trial up to a level.
+    """Returns the full training of a trial.
 
     Args:
         levels: the levels at which the trial may be compared with others.
@@ -63,7 +62,7 @@ def build_assignment(
     at = sorted({find_step(level, steps) for level in levels} - {steps})
     if at:
         own = own.resolve("evaluate.at_steps", at, "rungs of the sweep")
-    return Assignment(trial=trial, folder=folder, loaded=own, until=find_step(to, steps))
+    return Assignment(trial=trial, folder=folder, loaded=own, until=steps)
 
 
 @final

@@ -149,8 +149,6 @@ class Trainer:
             self.display.step(self)
             self.clock.lap("log")
             yield
-            # The time of the others belongs to no stage.
-            self.clock.start()
         self.callbacks.end()
 
     def _train_step(self) -> None:
