@@ -267,12 +267,11 @@ class Coordinator:
 
     def _choose(self, slot: Slot, group: Sequence[Task], most: int) -> list[Task]:
         """Returns up to so many tasks of a group for a slot; takes them out of the memory of others."""
-        # A trial whose process died may have ended it, so it is tried alone.
-        suspects = [task for task in group if self._deaths[task.trial.number]]
-        if suspects:
-            return suspects[:1]
         holders = {trial: other for other in self._slots for trial in other.held if other is not slot}
         free = [task for task in group if (other := holders.get(task.trial.number)) is None or other.is_idle]
+        # A trial whose process died may have ended it, so it is tried alone.
+        if suspects := [task for task in free if self._deaths[task.trial.number]]:
+            free, most = suspects, 1
         own = sorted(free, key=lambda task: (task.trial.number not in slot.held, task.trial.number in holders))[:most]
         for other in self._slots:
             taken = [task.trial.number for task in own if holders.get(task.trial.number) is other]
