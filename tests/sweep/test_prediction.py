@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.sweep.budget import Method, Plan, plan_brackets
 from headway.sweep.costs import TrialCosts
-from headway.sweep.prediction import SweepPrediction, TrialShape, predict_sweep
+from headway.sweep.prediction import FEED_S, SweepPrediction, TrialShape, choose_feeding, predict_sweep
 
 NOTHING = TrialCosts(open_s=0, build_s=0, step_s=0, decode_s=0, evaluate_s=0, checkpoint_s=0, end_s=0)
 STEPS = 270
@@ -25,8 +25,10 @@ def plan(budget: int, method: Method = "random") -> Plan:
     return plan_brackets(budget, 3, Fraction(1, 27), method)
 
 
-def predict(plan: Plan, *shapes: TrialShape, slots: int = 1, together: int = 64, seeds: int = 0) -> SweepPrediction:
-    return predict_sweep(plan, shapes, slots=slots, together=together, seeds=seeds, start_s=0.0)
+def predict(
+    plan: Plan, *shapes: TrialShape, slots: int = 1, together: int = 64, seeds: int = 0, feeds: bool = False
+) -> SweepPrediction:
+    return predict_sweep(plan, shapes, slots=slots, together=together, seeds=seeds, start_s=0.0, feeds=feeds)
 
 
 @given(trials=st.integers(1, 40), decode_s=st.floats(0.01, 1), step_s=st.floats(0.01, 1))
@@ -65,3 +67,28 @@ def test_seeds_are_full_trainings_without_company() -> None:
     trial = shape(step_s=1, decode_s=1, build_s=7, end_s=5, evaluate_s=2, checkpoint_s=3)
     more = predict(plan(2), trial, seeds=3).core_s - predict(plan(2), trial).core_s
     assert more == pytest.approx(3 * (STEPS * 2 + 7 + 5 + 9 * (2 + 3)))
+
+
+@given(trials=st.integers(1, 40), slots=st.integers(2, 5), decode_s=st.floats(0.01, 1), step_s=st.floats(0.01, 1))
+def test_with_a_feeder_slots_decode_as_one(trials: int, slots: int, decode_s: float, step_s: float) -> None:
+    """A sweep costs what it does in one slot, besides what passing batches on takes."""
+    trial = shape(decode_s=decode_s, step_s=step_s)
+    alone, fed = predict(plan(trials), trial), predict(plan(trials), trial, slots=slots, feeds=True)
+    readers = -(-trials // -(-trials // slots))
+    assert fed.core_s == pytest.approx(alone.core_s + (STEPS * readers * FEED_S if readers > 1 else 0.0))
+    # Work and decoding are spread over the slots, and the last one may have less of it.
+    assert fed.core_s / slots <= fed.wall_s * 1.0001
+    assert fed.wall_s <= predict(plan(trials), trial, slots=slots).wall_s + STEPS * FEED_S
+
+
+@pytest.mark.parametrize("method", ["halving", "hyperband", "asha"])
+@given(slots=st.integers(1, 4), decode_s=st.floats(0, 0.1), start_s=st.floats(0, 20))
+def test_a_feeder_is_used_where_it_pays(method: Method, slots: int, decode_s: float, start_s: float) -> None:
+    arguments = (plan(4, method), [shape(step_s=0.01, decode_s=decode_s, open_s=1)])
+    options = {"slots": slots, "together": 16, "seeds": 0, "start_s": start_s}
+    chosen = choose_feeding(*arguments, **options)
+    both = [predict_sweep(*arguments, **options, feeds=feeds) for feeds in (False, True)]  # type: ignore[arg-type]
+    assert chosen in both
+    assert chosen.core_s <= min(one.core_s for one in both) / 0.97
+    # Another process never pays for one slot, or if there is nothing to decode.
+    assert not (chosen.feeds and (slots == 1 or decode_s == 0))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -14,8 +14,12 @@ from headway.data.batch_plan import BatchPlan
 from headway.setup.inputs import Inputs, open_inputs
 from headway.setup.recipe import MACHINE_KEYS, TrainRecipe
 
-SHARED_KEYS = ("data", "augment", "batch", "seed", "device", "transform", "transform_on")
+SHARED_KEYS = ("data", "augment", "batch", "batch_growth", "seed", "device", "transform", "transform_on")
 """Parts of a recipe that decide what a batch holds. Runs with the same values can share their inputs."""
+
+Source = Callable[[Mapping[str, Any], BatchPlan, int], Iterator[Batch] | None]
+"""Gives the batches from a position on in host memory, or None; its arguments are `Inputs.build_state` of the runs, the
+sizes of their steps, and the position. Where its iterator ends, the loader of the inputs goes on."""
 
 
 def select_shared_values(loaded: LoadedRecipe[TrainRecipe]) -> dict[str, Any]:
@@ -23,6 +27,24 @@ def select_shared_values(loaded: LoadedRecipe[TrainRecipe]) -> dict[str, Any]:
     leaves = loaded.list_leaves()
     # What a machine decides for one run, it decides for all of them.
     return {key: value for key, value in leaves if key.partition(".")[0] in SHARED_KEYS and key not in MACHINE_KEYS}
+
+
+@final
+@dataclass
+class _Stream:
+    """Batches that follow each other, of which the newest one can be read several times."""
+
+    batches: Iterator[Batch]
+    next: int
+    newest: tuple[int, Batch] | None = None
+
+    def has(self, position: int) -> bool:
+        return self.next == position or (self.newest is not None and self.newest[0] == position)
+
+    def close(self) -> None:
+        self.newest = None
+        if hasattr(self.batches, "close"):
+            self.batches.close()
 
 
 @final
@@ -36,16 +58,17 @@ class SharedInputs:
     ring.
 
     Attributes:
-        reads: number of batches that were decoded.
+        reads: number of batches that were decoded here, without those of a source.
     """
 
     def __init__(self) -> None:
         self._inputs: Inputs | None = None
         self._values: dict[str, Any] = {}
         self._resolved: dict[str, tuple[Any, str]] = {}
-        self._stream: Iterator[Batch] | None = None
-        self._newest: tuple[int, Batch] | None = None
-        self._next = -1
+        self._source: Source | None = None
+        # The source's batches, and those of the loader here.
+        self._fed: _Stream | None = None
+        self._own: _Stream | None = None
         self.reads = 0
 
     def open(self, loaded: LoadedRecipe[TrainRecipe], device: torch.device) -> tuple[LoadedRecipe[TrainRecipe], Inputs]:
@@ -71,6 +94,15 @@ class SharedInputs:
         lent.batch_source = lambda plan, position: self._serve(loaded.recipe, plan, position, lent)
         return loaded, lent
 
+    def follow(self, source: Source | None) -> None:
+        """Reads from a source where it has the batches that are asked for; ends the one before it.
+
+        Batches are those of the loader here, bit for bit, so a source that ends early costs time only.
+        """
+        if self._fed is not None:
+            self._fed.close()
+        self._fed, self._source = None, source
+
     def _serve(self, recipe: TrainRecipe, plan: BatchPlan, position: int, lent: Inputs) -> Iterator[Batch]:
         """Yields the batches of one run from a position on."""
         while True:
@@ -81,27 +113,62 @@ class SharedInputs:
             position += plan.get_batch_size(position)
 
     def _read(self, recipe: TrainRecipe, plan: BatchPlan, position: int, lent: Inputs) -> Batch:
+        if (batch := self._read_fed(recipe, plan, position, lent)) is not None:
+            return batch
         assert self._inputs is not None
-        if self._newest is not None and self._newest[0] == position:
-            return self._newest[1]
-        if self._stream is None or position != self._next:
-            self._close_stream()
+        if self._own is None or not self._own.has(position):
+            self._close_own()
             # The transform of whole batches was set on the inputs that each run has.
             source = replace(lent, batch_source=None)
             batches: Iterable[Batch] = source.build_batches(recipe, plan, position)
-            self._stream, self._inputs.loader = iter(batches), source.loader
-        batch = next(self._stream)
-        self.reads += 1
-        self._newest, self._next = (position, batch), position + plan.get_batch_size(position)
-        return batch
+            self._own, self._inputs.loader = _Stream(iter(batches), position), source.loader
+        if self._own.next == position:
+            self.reads += 1
+        return _advance(self._own, plan, position)
 
-    def _close_stream(self) -> None:
-        if self._stream is not None and hasattr(self._stream, "close"):
-            self._stream.close()
-        self._stream = self._newest = None
+    def _read_fed(self, recipe: TrainRecipe, plan: BatchPlan, position: int, lent: Inputs) -> Batch | None:
+        """Returns the batch of the source; None if it has ended, or is at another position."""
+        if self._fed is None and self._source is not None:
+            source, self._source = self._source, None
+            batches = source(lent.build_state(recipe), plan, position)
+            self._fed = None if batches is None else _Stream(batches, position)
+        # Statistics of batch norm are computed from earlier batches in between.
+        if self._fed is None or not self._fed.has(position):
+            return None
+        try:
+            return _advance(self._fed, plan, position, lent.device)
+        except StopIteration:
+            self._fed.close()
+            self._fed = None
+            return None
+
+    def _close_own(self) -> None:
+        if self._own is not None:
+            self._own.close()
+        self._own = None
 
     def close(self) -> None:
-        """Ends the stream and closes the data."""
-        self._close_stream()
+        """Ends the streams and closes the data."""
+        self.follow(None)
+        self._close_own()
         if self._inputs is not None:
             self._inputs.close()
+
+
+def _advance(stream: _Stream, plan: BatchPlan, position: int, device: torch.device | None = None) -> Batch:
+    """Returns the newest batch of a stream, or the next one. Raises StopIteration at its end."""
+    if stream.newest is None or stream.newest[0] != position:
+        batch = next(stream.batches)
+        if device is not None and device.type == "cuda":
+            batch = _upload(batch, device)
+        stream.newest, stream.next = (position, batch), position + plan.get_batch_size(position)
+    return stream.newest[1]
+
+
+def _upload(batch: Batch, device: torch.device) -> Batch:
+    """Returns the batch on a GPU. The host does not wait: the copies are from pinned memory of their own.
+
+    Has not run on a GPU yet.
+    """
+    images, labels = (part.pin_memory().to(device, non_blocking=True) for part in (batch.images, batch.labels))
+    return replace(batch, images=images, labels=labels)

@@ -17,7 +17,7 @@ from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
 from headway.setup.recipe import TrainRecipe
 from headway.setup.seeding import GeneratorStates
-from headway.setup.shared_inputs import SharedInputs, select_shared_values
+from headway.setup.shared_inputs import SharedInputs, Source, select_shared_values
 from headway.training.actions import Action
 from headway.training.progress import hide_progress
 from headway.training.run_steps import RunSteps, continue_run, start_run
@@ -164,8 +164,12 @@ class Cohorts:
         """Numbers of the trials that are in memory."""
         return list(self._members)
 
-    def train(self, assignments: Sequence[Assignment]) -> Iterator[Outcome]:
-        """Trains each trial to its step, and yields what became of it as soon as it is there."""
+    def train(self, assignments: Sequence[Assignment], source: Source | None = None) -> Iterator[Outcome]:
+        """Trains each trial to its step, and yields what became of it as soon as it is there.
+
+        Args:
+            source: has the batches of one position on, which other processes read too.
+        """
         groups: dict[tuple[str, int], list[_Member]] = defaultdict(list)
         for assignment in assignments:
             if self._stopping():
@@ -177,8 +181,15 @@ class Cohorts:
             elif member is not None:
                 groups[member.key, member.step].append(member)
         # Only trials at one position read the same batch.
-        for members in groups.values():
-            yield from self._train_together(members)
+        for (key, _), members in sorted(groups.items(), key=lambda group: -len(group[1])):
+            shared = self._shared[key]
+            # The source is used once: by the largest group, which comes first.
+            shared.follow(source)
+            try:
+                yield from self._train_together(members)
+            finally:
+                shared.follow(None)
+            source = None
 
     def _prepare(self, assignment: Assignment) -> tuple[_Member | None, Outcome | None]:
         member = self._members.get(assignment.trial)

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
@@ -19,6 +19,8 @@ from headway.setup.recipe import TrainRecipe
 from headway.setup.shared_inputs import select_shared_values
 from headway.sweep.cohort import Assignment, Outcome
 from headway.sweep.costs import TrialCosts
+from headway.sweep.feed import Ticket
+from headway.sweep.feeders import Feeders, can_be_fed
 from headway.sweep.halving import decide, is_over
 from headway.sweep.journal import Journal
 from headway.sweep.population import perturb_values
@@ -79,6 +81,7 @@ class Coordinator:
 
     Attributes:
         steps: steps that were made.
+        feeds: a feeder decodes for slots that train from the same batches.
     """
 
     def __init__(
@@ -94,6 +97,8 @@ class Coordinator:
         self._assignments: dict[tuple[int, int], Assignment] = {}
         self._whole: dict[int, Assignment] = {}
         self._keys: dict[int, str] = {}
+        self._feeders = Feeders(sweep.logs)
+        self.feeds = False
         self.steps = 0
 
     def __enter__(self) -> Coordinator:
@@ -103,6 +108,8 @@ class Coordinator:
         with ExitStack() as stack:
             for slot in self._slots:
                 stack.callback(slot.close)
+            # First: no slot waits for a batch while it has to end.
+            stack.callback(self._feeders.close)
 
     def run(self, journal: Journal, show: Callable[[State, int], None]) -> State:
         """Runs the trials; returns the state at the end.
@@ -173,7 +180,7 @@ class Coordinator:
     @property
     def core_s(self) -> float:
         """Seconds of cores that all processes have taken so far."""
-        return sum(slot.core_s for slot in self._slots)
+        return sum(slot.core_s for slot in self._slots) + self._feeders.core_s
 
     def _take(self, event: Event) -> tuple[Slot, dict[str, Any] | None]:
         """Returns the slot and the message of an event; notes what the process says of itself."""
@@ -212,46 +219,73 @@ class Coordinator:
 
     def _assign(self, journal: Journal) -> None:
         """Gives each idle slot its share of what waits: trials that read the same batches from the same position."""
-        idle = [slot for slot in self._slots if slot.is_idle]
+        idle = [slot for slot in self._slots if slot.is_idle and not self._feeders.must_wait(slot.number)]
+        chosen = dict[Slot, tuple[tuple[str, Any], list[Task]]]()
         for number, slot in enumerate(idle):
-            waiting = self._find_waiting(journal.state)
+            taken = {task.trial.number for _, tasks in chosen.values() for task in tasks}
+            waiting = [task for task in self._find_waiting(journal.state) if task.trial.number not in taken]
             groups: dict[tuple[str, Any], list[Task]] = defaultdict(list)
             for task in waiting:
                 if self._prepare(task, journal):
                     groups[self._keys[task.trial.number], task.start].append(task)
             if not groups:
-                return
+                break
             # Trials in this slot's memory go on without being built again.
-            group = max(groups.values(), key=lambda tasks: (self._count_held(slot, tasks), len(tasks)))
+            name, group = max(groups.items(), key=lambda item: (self._count_held(slot, item[1]), len(item[1])))
             share = math.ceil(sum(map(len, groups.values())) / (len(idle) - number))
             own = self._choose(slot, group, min(share, self._settings.together))
             if own:
-                slot.train([self._assignments[task.trial.number, task.rung] for task in own])
+                chosen[slot] = (name, own)
+        tickets = self._begin_feeds(chosen)
+        for slot, (_, own) in chosen.items():
+            slot.train([self._assignments[task.trial.number, task.rung] for task in own], tickets.get(slot.number))
+        self._feeders.end_unused(
+            {self._keys[task.trial.number] for task in list_tasks(journal.state) if task.trial.number in self._keys}
+        )
+
+    def _begin_feeds(self, chosen: Mapping[Slot, tuple[tuple[str, Any], Sequence[Task]]]) -> dict[int, Ticket]:
+        """Begins a feed for each group that several slots train; returns the tickets of the slots."""
+        tickets, groups = dict[int, Ticket](), defaultdict[tuple[str, Any], list[Slot]](list)
+        for slot, (name, tasks) in chosen.items():
+            # A trial whose process died is tried alone, in every way.
+            if not any(self._deaths[task.trial.number] for task in tasks):
+                groups[name].append(slot)
+        for name, slots in groups.items():
+            task = chosen[slots[0]][1][0]
+            assignment = self._assignments[task.trial.number, task.rung]
+            if self.feeds and len(slots) > 1 and can_be_fed(assignment.loaded.recipe):
+                ends = {slot.number: self._find_end(chosen[slot][1]) for slot in slots}
+                tickets |= self._feeders.begin(name[0], assignment, ends)
+        return tickets
+
+    def _find_end(self, tasks: Sequence[Task]) -> int:
+        """Returns the step at which the last of these tasks ends."""
+        return max(self._assignments[task.trial.number, task.rung].until for task in tasks)
 
     def _count_held(self, slot: Slot, tasks: Sequence[Task]) -> int:
         return sum(task.trial.number in slot.held for task in tasks)
 
     def _choose(self, slot: Slot, group: Sequence[Task], most: int) -> list[Task]:
         """Returns up to so many tasks of a group for a slot; takes them out of the memory of others."""
-        # A trial whose process died may have ended it, so it is tried alone.
-        suspects = [task for task in group if self._deaths[task.trial.number]]
-        if suspects:
-            return suspects[:1]
         holders = {trial: other for other in self._slots for trial in other.held if other is not slot}
         free = [task for task in group if (other := holders.get(task.trial.number)) is None or other.is_idle]
+        # A trial whose process died may have ended it, so it is tried alone.
+        if suspects := [task for task in free if self._deaths[task.trial.number]]:
+            free, most = suspects, 1
         own = sorted(free, key=lambda task: (task.trial.number not in slot.held, task.trial.number in holders))[:most]
         for other in self._slots:
             taken = [task.trial.number for task in own if holders.get(task.trial.number) is other]
             if other.end(taken):
-                self._wait_until_ended(other)
+                self._wait_until_ended(other, taken)
         return own
 
-    def _wait_until_ended(self, slot: Slot) -> None:
+    def _wait_until_ended(self, slot: Slot, trials: Sequence[int]) -> None:
         """Waits until an idle slot has let go of trials."""
         kept: list[Event] = []
         while True:
             event = self._events.get()
-            if event.slot == slot.number and (event.message is None or "ended" in event.message):
+            # Trials that were stopped before may be answered now too.
+            if event.slot == slot.number and (event.message is None or event.message.get("ended") == trials):
                 break
             kept.append(event)
         if event.message is None:
@@ -289,6 +323,7 @@ class Coordinator:
             self._handle_outcome(slot, decode_outcome(message["outcome"]), journal)
         elif "idle" in message:
             slot.is_idle = True
+            self._feeders.leave(slot.number)
         else:
             self.steps += message.get("steps", 0)
 
@@ -346,6 +381,7 @@ class Coordinator:
         """Counts the death of a slot's process for each trial that it trained; returns its exit status."""
         lost, status = list(slot.training), slot.take_status()
         slot.training = {}
+        self._feeders.leave(slot.number)
         self._deaths.update(lost)
         if lost:
             LOG.warning(f"A process of the sweep ended with status {status}; what it trained goes on, each alone.")

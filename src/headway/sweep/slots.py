@@ -16,6 +16,7 @@ from typing import Any, final
 
 from headway.core.cpu_count import list_usable_cpus
 from headway.sweep.cohort import Assignment
+from headway.sweep.feed import Ticket
 from headway.sweep.worker import encode_assignment
 
 END_S = 60.0
@@ -53,16 +54,22 @@ class Slot:
         self.number, self.training, self.held = number, dict[int, Assignment](), set[int]()
         self._folder, self._cpus, self._gpu, self._events = folder, cpus, gpu, events
         self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
         self.is_idle = True
         # Of the processes before this one, and of this one so far.
         self._core_s, self._newest_core_s = 0.0, 0.0
 
-    def train(self, assignments: Sequence[Assignment]) -> None:
-        """Makes the worker train; starts its process if there is none."""
+    def train(self, assignments: Sequence[Assignment], ticket: Ticket | None = None) -> None:
+        """Makes the worker train; starts its process if there is none.
+
+        Args:
+            ticket: a feed that has the batches.
+        """
         self.training = {one.trial: one for one in assignments}
         self.held |= set(self.training)
         self.is_idle = False
-        self._send({"train": [encode_assignment(one) for one in assignments]})
+        feed = None if ticket is None else ticket.to_json()
+        self._send({"train": [encode_assignment(one) for one in assignments], "feed": feed})
 
     def measure(self, assignment: Assignment) -> None:
         """Makes the worker measure what a trial costs; it answers `costs`."""
@@ -104,15 +111,18 @@ class Slot:
                 process_group=0,
             )
         os.sched_setaffinity(self._process.pid, self._cpus)
-        threading.Thread(target=self._read, args=(self._process,), name=f"headway-slot-{self.number}").start()
+        name = f"headway-slot-{self.number}"
+        self._reader = threading.Thread(target=self._read, args=(self._process,), name=name)
+        self._reader.start()
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         """Passes on the answers of a process until it ends."""
         assert process.stdout is not None
-        for line in process.stdout:
-            # A killed process may leave half a line.
-            if line.endswith(b"\n"):
-                self._events.put(Event(self.number, json.loads(line)))
+        with process.stdout as answers:
+            for line in answers:
+                # A killed process may leave half a line.
+                if line.endswith(b"\n"):
+                    self._events.put(Event(self.number, json.loads(line)))
         process.wait()
         self._events.put(Event(self.number, None))
 
@@ -128,6 +138,7 @@ class Slot:
     def take_status(self) -> int:
         """Returns the exit status of the process that has ended, and forgets it."""
         assert self._process is not None
+        self._close_commands(self._process)
         status, self._process = self._process.wait(), None
         self.held.clear()
         self.is_idle = True
@@ -143,14 +154,19 @@ class Slot:
         """Ends the process: it saves its trials. Its last answers are dropped."""
         if (process := self._process) is None:
             return
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+        self._close_commands(process)
         try:
             process.wait(END_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        assert self._reader is not None
+        self._reader.join()
+
+    def _close_commands(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
 
 
 def share_machine(slots: int, gpus: Sequence[str]) -> list[tuple[list[int], str | None]]:

@@ -31,9 +31,10 @@ from headway.sweep.budget import Method, Plan, plan_brackets
 from headway.sweep.cohort import Assignment
 from headway.sweep.coordinator import Coordinator
 from headway.sweep.display import SweepDisplay
+from headway.sweep.feeders import can_be_fed
 from headway.sweep.journal import open_journal
 from headway.sweep.page import write_page
-from headway.sweep.prediction import SweepPrediction, TrialShape, predict_sweep
+from headway.sweep.prediction import SweepPrediction, TrialShape, choose_feeding, predict_sweep
 from headway.sweep.space import Space, read_space
 from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.state import State, rank_trials
@@ -271,6 +272,8 @@ def _run_trials(sweep: SweepFolder) -> SweepResult:
             prediction, start_s = None, 0.0
             if not journal.state.trials:
                 prediction, start_s = _predict(sweep, settings, loaded, plan, coordinator)
+                sweep.write_feeding(prediction is not None and prediction.feeds)
+            coordinator.feeds = sweep.read_feeding()
             measured_s, began = coordinator.core_s - start_s, time.monotonic()
             with SweepDisplay(settings.objective, None if prediction is None else prediction.wall_s) as display:
                 state = coordinator.run(journal, display.update)
@@ -323,7 +326,8 @@ def _predict(
         )
         for one, assignment in zip(costs, assignments, strict=False)
     ]
-    prediction = predict_sweep(
+    predict = choose_feeding if can_be_fed(loaded.recipe) else predict_sweep
+    prediction = predict(
         plan, shapes, slots=settings.slots, together=settings.together, seeds=settings.seeds, start_s=start_s
     )
     LOG.info(f"Predicted: {describe_prediction(prediction)}.")
@@ -346,7 +350,8 @@ def describe_prediction(prediction: SweepPrediction) -> str:
     gain = ""
     if prediction.share_gain >= LEAST_GAIN:
         gain = f" (with a loader for each trial {prediction.share_gain:.2f} times as much)"
-    return f"{format_duration(prediction.core_s)} of cores in {format_duration(prediction.wall_s)}{gain}"
+    fed = "; one more process decodes for all slots" if prediction.feeds else ""
+    return f"{format_duration(prediction.core_s)} of cores in {format_duration(prediction.wall_s)}{gain}{fed}"
 
 
 def _describe_plan(plan: Plan) -> None:

@@ -82,6 +82,7 @@ class SweepFolder:
         self.trials = folder / "trials"
         self.retrained = folder / "retrained"
         self.logs = folder / "logs"
+        self.feeding_path = folder / "feeding.json"
 
     @staticmethod
     def create(folder: Path) -> SweepFolder:
@@ -136,6 +137,17 @@ class SweepFolder:
             raise HeadwayError(f"provenance.json cannot be read ({error})", where=str(self.folder)) from None
         leaves = find_leaf_origins(recipe, origins, "recipe")
         return settings, LoadedRecipe(recipe, leaves, base, None if path is None else Path(path))
+
+    def write_feeding(self, feeds: bool) -> None:
+        """Notes whether one process decodes for several slots, for a sweep that is continued without a measurement."""
+        write_atomically(self.feeding_path, json.dumps({"feeds": feeds}) + "\n")
+
+    def read_feeding(self) -> bool:
+        """Returns what `write_feeding` noted; False if it has noted nothing."""
+        try:
+            return bool(json.loads(self.feeding_path.read_text()) == {"feeds": True})
+        except (OSError, ValueError):
+            return False
 
     def find_trial(self, trial: int) -> Path:
         """Returns the run folder of a trial."""

@@ -22,6 +22,7 @@ from headway.core.errors import HeadwayError
 from headway.core.messages import show_messages
 from headway.sweep.cohort import Assignment, Cohorts, Outcome
 from headway.sweep.costs import measure_costs
+from headway.sweep.feed import Ticket
 from headway.sweep.sweep_folder import SweepFolder
 
 
@@ -53,8 +54,9 @@ class Worker:
                 if "measure" in command:
                     self._answer({"costs": self._measure(decode_assignment(command["measure"]))})
                     continue
-                for outcome in cohorts.train([decode_assignment(one) for one in command["train"]]):
-                    self._answer({"outcome": vars(outcome)})
+                source = None if command["feed"] is None else Ticket(**command["feed"]).read
+                for outcome in cohorts.train([decode_assignment(one) for one in command["train"]], source):
+                    self._answer({"outcome": vars(outcome), "core_s": time.process_time()})
                 self._answer({"idle": True, "core_s": time.process_time()})
 
     def _measure(self, assignment: Assignment) -> dict[str, Any] | None:
