@@ -26,7 +26,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/ddp", rank=rank, world_size=procs)
     with ranks:
         trainer = loop.headway_arm(factory, size, channels, batch, Path(folder), build_display(ranks=ranks), ranks)
-        trainer.meet()
+        trainer.recovery.meet()
         bare = loop.bare_arm(trainer.setup, getattr(loop, factory), rank, procs)
         times = loop.take_turns(bare, trainer, pairs, ready=dist.barrier)
         trainer.close()

@@ -144,7 +144,7 @@ def main() -> None:
     if device.type == "cuda":
         ways["graphs"] = "graphs"
     cases, batches = (CASES[:1], BATCHES[1:2]) if options.quick else (CASES, BATCHES)
-    rounds, modes = 9 if options.quick else 41, ("step", "forward")
+    rounds, modes = (2, ("step",)) if options.quick else (41, ("step", "forward"))
     rows = [("network", "batch", "call", "arm", "ms a call (95 %)", "eager over it", "operators", "peak MB")]
     claims = []
     torch._inductor.config.cpp.enable_kernel_profile = True  # so that the profiler sees fused loops; 20 ns a loop

@@ -7,7 +7,7 @@ bench/results, are skipped (--again runs them once more); failed ones come last.
 On a machine without a network, `gpu-kit` beside this folder (made by `make gpu-kit`) provides what is missing:
 packages, the native core, photographs, CIFAR-10. It is unpacked at the first call.
 
-With --dry every piece runs on the CPU with a tiny network, and nothing is recorded. See docs/gpu.md.
+With --dry the pieces run on the CPU with a tiny network, each bench once, and nothing is recorded. See docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def run(pieces: Sequence[Piece], options: argparse.Namespace, key: Mapping[str, 
     Returns:
         whether nothing failed.
     """
-    left = list(pieces) if options.dry else records.to_do(pieces, (options.out, RESULTS), key, again=options.again)
+    tried = [piece for piece in pieces if piece.dry]
+    left = tried if options.dry else records.to_do(pieces, (options.out, RESULTS), key, again=options.again)
     end, right = monotonic() + 60 * options.minutes, True
     for number, piece in enumerate(left):
         time_left = (end - monotonic()) / 60

@@ -32,6 +32,7 @@ from bench._data import images
 from bench._family import run_bench
 
 THREADS, BATCH, SIDE = 2, 128, 224
+QUICK_IMAGES, QUICK_BATCH = 40, 16
 HOW = {"size": SIDE, "crop": "random", "flip": True}
 KERNEL = "antialiased triangle, Pillow's"
 LIMIT_SAMPLES = 1000
@@ -39,22 +40,24 @@ ONE = {"OMP_NUM_THREADS": "1"}
 PEERS = ("OpenCV in DataLoader", "FFCV", "DALI", "Pillow in DataLoader")
 
 
-def start(arms: Comparison, source: Path, folder: Path, quick: bool) -> None:
-    """Packs the images and starts every arm; a quick run leaves out what only rows are made of."""
+def start(arms: Comparison, source: Path, folder: Path, batch: int, quick: bool) -> None:
+    """Packs the images and starts every arm; a quick run leaves out what only rows are made of,
+    and smaller files, whose arms run the same code."""
     originals, small = folder / "originals", folder / "small"
     headway.pack(source, originals, mode="seekable")
-    headway.pack(source, small, mode="resize=256,quality=90")
-    common = {"images": str(source), "folder": str(folder), "batch": BATCH, "threads": THREADS, "kernel": KERNEL}
+    common = {"images": str(source), "folder": str(folder), "batch": batch, "threads": THREADS, "kernel": KERNEL}
     arms.add("Headway", ours("headway", {**common, "pack": str(originals), "how": HOW}))
     arms.add("OpenCV in DataLoader", peer("torch_loader", {**common, "decoder": "opencv"}))
     arms.add("FFCV", peer("ffcv", common))
     arms.add("DALI", peer("dali", common))
     if torch.cuda.is_available():
         arms.add("DALI, GPU decodes", peer("dali", {**common, "gpu": True}))
-    arms.add("Headway, 256", ours("headway", {**common, "pack": str(small), "how": HOW}))
-    arms.add("FFCV, 256", peer("ffcv", {**common, "resize": 256, "quality": 90}))
+    if not quick:
+        headway.pack(source, small, mode="resize=256,quality=90")
+        arms.add("Headway, 256", ours("headway", {**common, "pack": str(small), "how": HOW}))
+        arms.add("FFCV, 256", peer("ffcv", {**common, "resize": 256, "quality": 90}))
     arms.add("Headway train", ours("train", {**common, "pack": str(originals), "normalise": False}), ONE)
-    add_limit(arms, originals, folder)
+    add_limit(arms, originals, folder, QUICK_IMAGES if quick else LIMIT_SAMPLES)
     if not quick:
         normalising = ours("train", {**common, "pack": str(originals), "normalise": True})
         arms.add("Headway train, normalising", normalising, ONE)
@@ -66,14 +69,14 @@ def start(arms: Comparison, source: Path, folder: Path, quick: bool) -> None:
             arms.add(f"Headway, {isa}", command, {"HEADWAY_ISA": isa})
 
 
-def add_limit(arms: Comparison, pack: Path, folder: Path) -> None:
+def add_limit(arms: Comparison, pack: Path, folder: Path, samples: int) -> None:
     try:
         program = _limit.build(folder)
     except ArmError as reason:
         arms.leave_out("limit", str(reason))
         return
     train = headway.open(pack)
-    _limit.write_records(train, headway.Order(len(train), seed=1), LIMIT_SAMPLES, SIDE, folder / "spliced")
+    _limit.write_records(train, headway.Order(len(train), seed=1), samples, SIDE, folder / "spliced")
     train.close()
     arms.add("limit", [program, folder / "spliced", str(THREADS)])
 
@@ -104,18 +107,18 @@ def main() -> None:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> None:
-    source = images(folder / "images")
+    source = images(folder / "images", QUICK_IMAGES if options.quick else None)
     if source is None:
         report([], options)
         return
-    rounds, seconds = (2, 0.5) if options.quick else (7, 4.0)
+    rounds, seconds, batch = (2, 0.2, QUICK_BATCH) if options.quick else (7, 4.0, BATCH)
     with Comparison(folder) as arms:
-        start(arms, source, folder, options.quick)
+        start(arms, source, folder, batch, options.quick)
         arms.run(rounds, seconds)
         how = f"median of {rounds} rounds of {seconds:g} s"
         made, shown, facts = claims(arms, how), arms.rows(), arms.facts()
     table(_reading.rows(source, folder / "reading", rounds, seconds / 4))
-    table(_stages.rows(folder / "originals", BATCH, THREADS, HOW, 10 * rounds))
+    table(_stages.rows(folder / "originals", batch, THREADS, HOW, 10 * rounds))
     table([("arm", "fact", "value"), *facts])
     report(made, options, shown)
 

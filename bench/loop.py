@@ -146,7 +146,7 @@ def main() -> None:
     asked.add_argument("--procs", type=int, default=1, metavar="N", help="so many ranks, against DDP")
     options = asked.parse_args()
     show_messages()
-    pairs, procs = 3 if options.quick else 100, options.procs
+    pairs, procs = 1 if options.quick else 100, options.procs
     rows = [("network", "batch", "bare ms", "headway ms", "ratio (95 %)", "added us (95 %)")]
     found = {}
     for factory, size, channels, batch in ((perceptron, (4, 8), 1, 32), (convolutions, (16, 16), 3, 32)):

@@ -37,8 +37,25 @@ ALGORITHMS = ("ring", "tree", "leader", "two_dimensional")
 RATIO = {"fp32": 1.0, "fp16": 0.5}
 LAYOUTS = (Layout(2, 2), Layout(2, 2, "round_robin"), Layout(2, 4))
 CLAIMED = ("2x2_block_fp32", "2x2_block_fp16", "2x2_roundrobin_fp32", "2x2_roundrobin_fp16", "2x4_block_fp32")
-WARM = 2
-"""Rounds left out: DDP rebuilds its buckets after its first step."""
+
+
+@final
+@dataclass(frozen=True)
+class Pace:
+    """How often the arms take turns.
+
+    Attributes:
+        warm: rounds that are left out.
+    """
+
+    rounds: int
+    warm: int
+
+
+# DDP rebuilds its buckets after its first step.
+PACE, QUICK_PACE = Pace(15, warm=2), Pace(2, warm=0)
+# Factories of headway.model that are trained.
+NETWORK, QUICK_NETWORK = "resnet18", "small_net"
 
 
 @final
@@ -62,12 +79,12 @@ class Measured:
         return median([max(turn.payload) for turn in self.turns[arm]])[0]
 
 
-def measure(hosts: Hosts, layout: Layout, asked: dict[str, Any], rounds: int, steps: int = 1) -> Measured:
+def measure(hosts: Hosts, layout: Layout, asked: dict[str, Any], pace: Pace, steps: int = 1) -> Measured:
     """Lets the arms take turns; each round begins with another one."""
     with Ranks(hosts, layout, asked) as ranks:
         found = Measured(layout, ranks.facts[0])
         arms: list[str] = found.facts["arms"]
-        for number in range(-WARM, rounds):
+        for number in range(-pace.warm, pace.rounds):
             first = number % len(arms)
             for arm in arms[first:] + arms[:first]:
                 turn = ranks.turn(arm, steps)
@@ -110,10 +127,10 @@ def probe_rows(found: Measured) -> list[tuple[str, ...]]:
     return rows
 
 
-def probes(hosts: Hosts, layouts: Sequence[Layout], width: int, rounds: int) -> list[Claim]:
+def probes(hosts: Hosts, layouts: Sequence[Layout], width: int, pace: Pace) -> list[Claim]:
     claims, regrets, errors = [], [], []
     for layout in layouts:
-        found = measure(hosts, layout, {"arms": "bench._network.probe", "width": width}, rounds)
+        found = measure(hosts, layout, {"arms": "bench._network.probe", "width": width}, pace)
         for line in found.facts["said"]:
             print(line)
         table(probe_rows(found))
@@ -124,7 +141,7 @@ def probes(hosts: Hosts, layouts: Sequence[Layout], width: int, rounds: int) -> 
             regrets.append(median(found.seconds(f"auto {wire}"))[0] / best)
             name = f"{layout.name}_{wire}"
             if name in CLAIMED:
-                how = f"time over DDP's, median of {rounds} interleaved rounds [{low:.3f}, {high:.3f}]"
+                how = f"time over DDP's, median of {pace.rounds} interleaved rounds [{low:.3f}, {high:.3f}]"
                 claims.append(Claim(name, middle, "", how))
     how = f"of {len(regrets)} rows"
     claims.append(Claim("auto_worst_regret", max(regrets), "", f"auto over the best fixed algorithm, worst {how}"))
@@ -133,10 +150,11 @@ def probes(hosts: Hosts, layouts: Sequence[Layout], width: int, rounds: int) -> 
     return claims
 
 
-def training(hosts: Hosts, batch: int, rounds: int, steps: int) -> list[Claim]:
+def training(hosts: Hosts, network: str, batch: int, pace: Pace, steps: int) -> list[Claim]:
     layout = LAYOUTS[0]
-    found = measure(hosts, layout, {"arms": "bench._network.training", "batch": batch}, rounds, steps)
-    rows = [("ResNet-18, 2x2_block", "images/s (95 %)", "over DDP (95 %)", "exposed ms (95 %)", "MB out of a host")]
+    asked = {"arms": "bench._network.training", "network": network, "batch": batch}
+    found = measure(hosts, layout, asked, pace, steps)
+    rows = [(f"{network}, 2x2_block", "images/s (95 %)", "over DDP (95 %)", "exposed ms (95 %)", "MB out of a host")]
     claims = []
     for arm in found.turns:
         speed = median([layout.size * batch / seconds for seconds in found.seconds(arm)])
@@ -153,7 +171,8 @@ def training(hosts: Hosts, batch: int, rounds: int, steps: int) -> list[Claim]:
             )
         )
         if arm.startswith("auto"):
-            how = f"images/s over DDP's, median of {rounds} rounds of {steps} steps [{faster[1]:.3f}, {faster[2]:.3f}]"
+            interval = f"[{faster[1]:.3f}, {faster[2]:.3f}]"
+            how = f"images/s over DDP's, median of {pace.rounds} rounds of {steps} steps {interval}"
             claims.append(Claim(f"train_2x2_{arm.rpartition(' ')[2]}", faster[0], "", how))
     for line in found.facts["said"]:
         print(line)
@@ -185,11 +204,11 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # it takes minutes
     # 256 images a step, as this network is often trained. With 256 a rank computation was 91 % of DDP's step on two
     # slow cores, which no exchange can shorten: 1.14 was the most to be had, 1.08 and 1.06 (fp16) were measured.
-    rounds, width, batch = (3, 8, 8) if options.quick else (15, 32, 64)
+    pace, width, network, batch = (QUICK_PACE, 4, QUICK_NETWORK, 8) if options.quick else (PACE, 32, NETWORK, 64)
     with Hosts(2) as hosts:
         print(f"Links of 200 Mbit/s, TCP's congestion control is {hosts.congestion}.\n")
-        claims = probes(hosts, LAYOUTS[:1] if options.quick else LAYOUTS, width, rounds)
-        claims += training(hosts, batch, rounds, 1 if options.quick else 2)
+        claims = probes(hosts, LAYOUTS[:1] if options.quick else LAYOUTS, width, pace)
+        claims += training(hosts, network, batch, pace, 1 if options.quick else 2)
     report(claims, options)
 
 

@@ -152,7 +152,7 @@ def rank(folder: Path, blocks: int) -> None:
     assert ranks is not None
     whole = f"batch={2 * CASES['observe_share'][2]}"
     with ranks, trainer_of("observe_share", folder, whole, ranks=ranks) as trainer:
-        trainer.meet()
+        trainer.recovery.meet()
         found = measured(trainer, blocks)
         if ranks.is_lead:
             (folder / "blocks.json").write_text(json.dumps(found))

@@ -66,8 +66,8 @@ def main() -> None:
         print("The native core is not here: LARS and the others are measured in torch's operations.")
     shared = parameters(device)
     arms = {name: make(shared).step for name, make in (PEERS | OURS).items()}
-    rounds = 5 if options.quick else 41
-    taken = take_turns(arms, rounds, wait, warm=2)
+    rounds, warm = (2, 1) if options.quick else (41, 2)
+    taken = take_turns(arms, rounds, wait, warm=warm)
     arms.clear()
     if not options.quick:
         slow = {name: make(shared).step for name, make in SLOW.items()}

@@ -79,14 +79,17 @@ from bench._parallel.operations import compare_operations
 from bench._parallel.overlap import HALO_BYTES, HEIGHTS
 from bench._parallel.rails import INTERFACES, SIZES
 from bench._parallel.saved import SIZE, measure_shares
+from bench._parallel.sessions import Part, Session, measure_parts
 from bench._parallel.sharded import measure_memory
 from bench._parallel.towers import IMAGES_BYTES, VALUES_BYTES
 from headway.core.collectives import Link, Network
 from headway.core.layer_division import DenseLayer, choose_division, count_divided_bytes
 from headway.parallel.experts import count_exchange_bytes
 
-# Ranks that own the optimizer's state.
-OWNERS = 4
+# A factory of headway.model, whose weights ranks divide. A quick run has a smaller one.
+NETWORK, QUICK_NETWORK = "resnet50", "resnet18"
+# Ranks that own the optimizer's state, and ranks that have rows of all.
+OWNERS = FULL_SHARDS = 4
 # Mbit/s of the two interfaces of each host.
 RAIL_RATES = ((200, 200), (200, 100))
 
@@ -115,15 +118,15 @@ def measure_saved(options: argparse.Namespace) -> list[Claim]:
 
 def measure_sharded_memory(options: argparse.Namespace) -> Claim:
     """Counts the live bytes of ranks that own the optimizer's state."""
-    owners = 2 if options.quick else OWNERS
-    found = {name: measure_memory(name, owners) for name in ("resnet50", "alexnet")[: 1 if options.quick else 2]}
+    names, owners = ((QUICK_NETWORK,), 2) if options.quick else ((NETWORK, "alexnet"), OWNERS)
+    found = {name: measure_memory(name, owners) for name in names}
     rows: list[tuple[str, ...]] = [("network", "n in MB", "largest share", "most, MB", "state, MB", "over the formula")]
     for name, ranks in found.items():
         for one in ranks:
             numbers = (f"{one.weights / 1e6:.1f}", f"{one.largest_share:.3f}", f"{one.most / 1e6:.1f}")
             rows.append((name, *numbers, f"{one.state / 1e6:.1f}", f"{one.ratio:.3f}"))
     table(rows)
-    worst = max(found["resnet50"], key=lambda one: one.most)
+    worst = max(found[names[0]], key=lambda one: one.most)
     formula = 2 * worst.weights * (1 + 1 / owners)
     how = f"{worst.most:,} bytes of {formula:,.0f}: n = {worst.weights:,}, {owners} ranks, fp32, Adam"
     if "alexnet" in found:
@@ -131,39 +134,42 @@ def measure_sharded_memory(options: argparse.Namespace) -> Claim:
     return Claim("sharded_memory", worst.most / formula, "", how)
 
 
-def measure_sharded_bytes(hosts: Hosts) -> Claim:
+def measure_sharded_bytes(ranks: Session, network: str) -> Claim:
     """Counts the bytes of a step whose ranks own the optimizer's state, beside an all-reduce of the gradients."""
-    with Ranks(hosts, Layout(2, 1), {"arms": "bench._parallel.sharded"}) as ranks:
-        # The first turn opens connections.
-        turns = {name: [ranks.turn(name) for _ in range(2)][1] for name in ("data", "sharded")}
-        parameters = ranks.facts[0]["parameters"]
+    # The first turn opens connections.
+    turns = {name: [ranks.turn(name) for _ in range(2)][1] for name in ("data", "sharded")}
+    parameters = ranks.facts[0]["parameters"]
     for turn in turns.values():
         assert turn.answers[0] == turn.answers[1], "the ranks have different weights after a step"
     sent = {name: max(turn.payload) for name, turn in turns.items()}
     rows = [(name, f"{nbytes / 1e6:.2f}") for name, nbytes in sent.items()]
     table([("sent in a step by a rank of two", "MB"), ("all-reduce: formula", f"{parameters * 4 / 1e6:.2f}"), *rows])
-    how = f"ResNet-50, 2 ranks, fp32: {sent['sharded']:,.0f} bytes; with an all-reduce {sent['data']:,.0f}"
+    how = f"{network}, 2 ranks, fp32: {sent['sharded']:,.0f} bytes; with an all-reduce {sent['data']:,.0f}"
     return Claim("sharded_bytes", sent["sharded"] / (parameters * 4), "", how)
 
 
-def measure_overlap(hosts: Hosts, rounds: int) -> Claim:
-    """Finds the height at which convolution and exchange take equally long, and lets both ways take turns there."""
-    with Ranks(hosts, Layout(2, 1), {"arms": "bench._parallel.overlap"}) as ranks:
+def measure_overlap(ranks: Session, rounds: int, heights: Sequence[int], tries: int) -> Claim:
+    """Finds the height at which convolution and exchange take equally long, and lets both ways take turns there.
 
-        def time_arm(name: str, rows: int, turns: int) -> list[float]:
-            return [ranks.turn(f"{name} {rows}", 5).seconds for _ in range(turns)]
+    Args:
+        heights: rows of a rank.
+        tries: turns of each height.
+    """
 
-        probes = {
-            rows: (median(time_arm("exchange", rows, 5))[0], median(time_arm("compute", rows, 5))[0])
-            for rows in HEIGHTS
-        }
-        rows = min(probes, key=lambda one: abs(probes[one][1] / probes[one][0] - 1))
-        taken: dict[str, list[float]] = {name: [] for name in ("exchange", "compute", "in turn", "beside")}
-        names = list(taken)
-        for number in range(rounds):
-            first = number % len(names)
-            for name in names[first:] + names[:first]:
-                taken[name] += time_arm(name, rows, 1)
+    def time_arm(name: str, rows: int, turns: int) -> list[float]:
+        return [ranks.turn(f"{name} {rows}", 5).seconds for _ in range(turns)]
+
+    probes = {
+        rows: (median(time_arm("exchange", rows, tries))[0], median(time_arm("compute", rows, tries))[0])
+        for rows in heights
+    }
+    rows = min(probes, key=lambda one: abs(probes[one][1] / probes[one][0] - 1))
+    taken: dict[str, list[float]] = {name: [] for name in ("exchange", "compute", "in turn", "beside")}
+    names = list(taken)
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            taken[name] += time_arm(name, rows, 1)
     ratios = [one / other for one, other in zip(taken["beside"], taken["in turn"], strict=True)]
     middle, low, high = median(ratios)
     table([("", "ms"), *((name, f"{median(times)[0] * 1e3:.1f}") for name, times in taken.items())])
@@ -175,28 +181,26 @@ def measure_overlap(hosts: Hosts, rounds: int) -> Claim:
     return Claim("spatial_overlap", middle, "", how)
 
 
-def measure_exchange(hosts: Hosts, rounds: int, nbytes: int) -> Claim:
+def measure_exchange(ranks: Session, rounds: int, nbytes: int) -> Claim:
     """Lets an exchange of ours and one of Gloo's take turns."""
     taken: dict[str, list[float]] = {"ours": [], "gloo": []}
-    with Ranks(hosts, Layout(2, 1), {"arms": "bench._parallel.exchange", "nbytes": nbytes}) as ranks:
-        # The first round opens connections.
-        for number in range(-1, rounds):
-            for name in list(taken) if number % 2 else [*reversed(taken)]:
-                turn = ranks.turn(name, 3)
-                assert all(answer == 1 for answers in turn.answers for answer in answers), "other pieces have come"
-                taken[name] += [turn.seconds] * (number >= 0)
+    # The first round opens connections.
+    for number in range(-1, rounds):
+        for name in list(taken) if number % 2 else [*reversed(taken)]:
+            turn = ranks.turn(name, 3)
+            assert all(answer == 1 for answers in turn.answers for answer in answers), "other pieces have come"
+            taken[name] += [turn.seconds] * (number >= 0)
     gain, low, high = median([gloo / ours for gloo, ours in zip(taken["gloo"], taken["ours"], strict=True)])
     times = ", ".join(f"{name} {median(of_name)[0] * 1e3:.0f} ms" for name, of_name in taken.items())
     how = f"[{low:.2f}, {high:.2f}], {rounds} rounds of 3; {times} for {nbytes / 1e6:.0f} MB each way"
     return Claim("exchange_gain", gain, "", how)
 
 
-def measure_towers(hosts: Hosts, samples: int) -> Claim:
+def measure_towers(ranks: Session, samples: int) -> Claim:
     """Counts the bytes of a step of two towers, beside the gradients of a data parallel step."""
-    with Ranks(hosts, Layout(2, 1), {"arms": "bench._parallel.towers", "samples": samples}) as ranks:
-        # The first turn opens connections.
-        turn = [ranks.turn("towers") for _ in range(2)][1]
-        parameters = ranks.facts[0]["parameters"]
+    # The first turn opens connections.
+    turn = [ranks.turn("towers") for _ in range(2)][1]
+    parameters = ranks.facts[0]["parameters"]
     assert turn.answers[0] == turn.answers[1], "the ranks of a place compute different losses"
     sent, wanted = max(turn.payload), samples * (VALUES_BYTES + IMAGES_BYTES)
     table(
@@ -213,11 +217,10 @@ def measure_towers(hosts: Hosts, samples: int) -> Claim:
     return Claim("towers_bytes", sent / wanted, "", how)
 
 
-def measure_experts(hosts: Hosts) -> Claim:
+def measure_experts(ranks: Session) -> Claim:
     """Counts the bytes of a step of a layer whose experts two hosts share."""
-    with Ranks(hosts, Layout(2, 1), {"arms": "bench._parallel.experts"}) as ranks:
-        # The first turn opens connections.
-        turn = [ranks.turn("experts") for _ in range(2)][1]
+    # The first turn opens connections.
+    turn = [ranks.turn("experts") for _ in range(2)][1]
     counts = torch.tensor(turn.answers).view(2, EXPERTS).to(torch.int64)
     wanted = count_exchange_bytes(counts, WIDTH, 4)
     ratios = [sent / bytes_ for sent, bytes_ in zip(turn.payload, wanted, strict=True)]
@@ -226,22 +229,21 @@ def measure_experts(hosts: Hosts) -> Claim:
     return Claim("experts_bytes", worst, "", how)
 
 
-def measure_hybrid(hosts: Hosts, rounds: int, samples: int) -> list[Claim]:
+def measure_hybrid(ranks: Session, rounds: int, samples: int) -> list[Claim]:
     """Lets data parallel steps of AlexNet, steps with divided layers, and both without their exchange take turns."""
     names = ["data", "data alone", "hybrid", "hybrid alone"]
     taken: dict[str, list[float]] = {name: [] for name in names}
     sent: dict[str, float] = {}
-    with Ranks(hosts, Layout(2, 1), {"arms": "bench._parallel.hybrid", "samples": samples}) as ranks:
-        facts = ranks.facts[0]
-        for number in range(-1, rounds):
-            first = number % len(names)
-            turns = {name: ranks.turn(name) for name in names[first:] + names[:first]}
-            losses = [turns[name].answers for name in ("data", "hybrid")]
-            assert all(abs(one - other) < 1e-4 * one for (one,), (other,) in zip(*losses, strict=True))
-            # The first round opens connections, and orders the buckets.
-            if number >= 0:
-                taken = {name: [*taken[name], turn.seconds] for name, turn in turns.items()}
-                sent = {name: max(turn.payload) for name, turn in turns.items()}
+    facts = ranks.facts[0]
+    for number in range(-1, rounds):
+        first = number % len(names)
+        turns = {name: ranks.turn(name) for name in names[first:] + names[:first]}
+        losses = [turns[name].answers for name in ("data", "hybrid")]
+        assert all(abs(one - other) < 1e-4 * one for (one,), (other,) in zip(*losses, strict=True))
+        # The first round opens connections, and orders the buckets.
+        if number >= 0:
+            taken = {name: [*taken[name], turn.seconds] for name, turn in turns.items()}
+            sent = {name: max(turn.payload) for name, turn in turns.items()}
     exposed = {
         name: [with_it - alone for with_it, alone in zip(taken[name], taken[f"{name} alone"], strict=True)]
         for name in ("data", "hybrid")
@@ -282,11 +284,11 @@ def measure_hybrid(hosts: Hosts, rounds: int, samples: int) -> list[Claim]:
     ]
 
 
-def measure_rails(rounds: int, sizes: Sequence[int]) -> Claim:
+def measure_rails(rounds: int, sizes: Sequence[int], rates: Sequence[tuple[int, int]]) -> Claim:
     """Lets one interface and two take turns, for equal interfaces and for unequal ones."""
     rows: list[tuple[str, ...]] = [("Mbit/s", "MB", "ms over one (95 %)", "ms over two (95 %)", "times as fast (95 %)")]
     claims = []
-    for rates_mbit_s in RAIL_RATES:
+    for rates_mbit_s in rates:
         with Hosts(2, [rate * 1e6 for rate in rates_mbit_s]) as hosts:
             asked = {"arms": "bench._parallel.rails", "sizes": sizes}
             with Ranks(hosts, Layout(2, 1), asked) as ranks:
@@ -313,8 +315,29 @@ def _time_rails(ranks: Ranks, size: int, number: int) -> dict[str, float]:
     return {name: turn.seconds for name, turn in turns.items()}
 
 
+def list_parts(network: str, *, quick: bool) -> list[Part]:
+    """Returns what two hosts measure, fewer and smaller things in a quick run."""
+    rounds, hybrid_rounds, tries = (1, 1, 1) if quick else (15, 7, 5)
+    heights, nbytes = (HEIGHTS[:2], PIECE_BYTES // 8) if quick else (HEIGHTS, PIECE_BYTES)
+    towers, samples, width = (2, 2, 128) if quick else (16, HYBRID_SAMPLES, 4096)
+    return [
+        ("overlap", {"heights": heights}, lambda ranks: [measure_overlap(ranks, rounds, heights, tries)]),
+        ("exchange", {"nbytes": nbytes}, lambda ranks: [measure_exchange(ranks, rounds, nbytes)]),
+        ("towers", {"samples": towers, "fc_width": width}, lambda ranks: [measure_towers(ranks, towers)]),
+        ("experts", {}, lambda ranks: [measure_experts(ranks)]),
+        ("sharded", {"network": network}, lambda ranks: [measure_sharded_bytes(ranks, network)]),
+        (
+            "hybrid",
+            {"samples": samples, "fc_width": width},
+            lambda ranks: measure_hybrid(ranks, hybrid_rounds, samples),
+        ),
+        ("full_shards", {"network": network}, lambda ranks: [measure_full_shards_bytes(ranks, network)]),
+    ]
+
+
 def main() -> None:
     options = arguments(__doc__ or "")
+    network = QUICK_NETWORK if options.quick else NETWORK
     claims = compare_peers() + measure_saved(options) + [measure_sharded_memory(options)]
     claims += measure_speed(options) + compare_delays(options)
     claims += compare_local_accuracy(options)
@@ -325,18 +348,11 @@ def main() -> None:
         # So that the hosts are removed then too.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         with Hosts(2) as hosts:
-            claims.append(measure_overlap(hosts, 1 if options.quick else 15))
-            claims.append(measure_exchange(hosts, *((1, PIECE_BYTES // 8) if options.quick else (15, PIECE_BYTES))))
-            claims.append(measure_towers(hosts, 4 if options.quick else 16))
-            claims.append(measure_experts(hosts))
-            claims.append(measure_sharded_bytes(hosts))
-            claims += measure_hybrid(hosts, *((1, 2) if options.quick else (7, HYBRID_SAMPLES)))
+            claims += measure_parts(hosts, list_parts(network, quick=options.quick), together=options.quick)
         claims += measure_local_steps(1 if options.quick else 5)
-        claims.append(measure_rails(*((1, SIZES[:1]) if options.quick else (15, SIZES))))
+        claims.append(measure_rails(*((1, (2_000_000,), RAIL_RATES[:1]) if options.quick else (15, SIZES, RAIL_RATES))))
         claims += measure_menu(options)
-        with Hosts(2) as hosts:
-            claims.append(measure_full_shards_bytes(hosts))
-    claims.append(measure_full_shards_memory())
+    claims.append(measure_full_shards_memory(network, 2 if options.quick else FULL_SHARDS))
     report(claims, options)
 
 

@@ -125,7 +125,11 @@ def jobs(options: argparse.Namespace, results: Results, data: Path) -> dict[str,
     port = {"precision": chosen["precision"], "compiled": chosen["compiled"], "epochs": epochs, "widths": widths}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     more = ours.taken_from(chosen["precision"], chosen["compiled"], device)
-    return {"port": port, "headway": {"overrides": [*more, *overrides(options.quick)]}}
+    mine: dict[str, Any] = {"overrides": [*more, *overrides(options.quick)]}
+    # An optional key, so that what a kept run has been asked stays the same.
+    return {
+        arm: one | ({"probe_steps": 1} if options.quick else {}) for arm, one in zip(ARMS, (port, mine), strict=True)
+    }
 
 
 def overrides(quick: bool) -> list[str]:

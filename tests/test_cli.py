@@ -18,7 +18,7 @@ from tests._support import command, digits, finished, headway, packed_digits, re
 
 VERBS = (
     *("init", "pack", "verify", "train", "evaluate", "predict", "report", "landscape", "assess", "schedule"),
-    *("doctor", "tune", "plan", "bench-links", "replay"),
+    *("doctor", "tune", "plan", "bench-links", "replay", "sweep", "ensemble"),
 )
 
 

@@ -30,7 +30,7 @@ LAB_BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(r"# (\w+\.py)\n")
 OF_PEERS = ("accelerate", "lightning", "timm", "transformers")
 ALONE = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-SLOW = ("assess", "error-surfaces", "augment", "checkpoint", "communication", "networks", "optimizers")
+SLOW = ("assess", "error-surfaces", "recurrent", "augment", "checkpoint", "communication", "networks", "optimizers")
 """Labs and pages that train networks or compile them: 3 s and more."""
 
 

@@ -18,9 +18,9 @@ from headway.setup.recipe import TrainRecipe
 from headway.training.dry_run import DryRun, dry_run
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-SMALL = ("cifar", "finetune")
-"""What the names of recipes for images of 32 pixels begin with."""
+RECIPES = sorted(path for path in (ROOT / "recipes").glob("*.yaml") if not path.name.endswith(".space.yaml"))
+SMALL = ("cifar", "finetune", "digits")
+"""What the names of recipes for images of 8 or 32 pixels begin with."""
 OF_IMAGENET = [path for path in RECIPES if not path.stem.startswith(SMALL)]
 PLAIN = ("imagenet-resnet50-1632", "tencent-alexnet-bn-64k")
 """Those that are built by every test run: one of each network."""
@@ -38,8 +38,11 @@ norm, steps of decay, whether they come after those of the warm-up, and the epoc
 
 
 def built(path: Path) -> DryRun:
+    if path.stem.startswith("digits"):
+        sizes: dict[str, Any] = {"samples": 1_438, "classes": 10, "evaluation_samples": 359}
+        return dry_run(path, ("data.size=8", "data.channels=1"), **sizes, compiles=False)
     if path.stem.startswith(SMALL):
-        sizes: dict[str, Any] = {"samples": 50_000, "classes": 10, "evaluation_samples": 10_000}
+        sizes = {"samples": 50_000, "classes": 10, "evaluation_samples": 10_000}
         # The weights of an earlier run, which is not here.
         more = ("data.size=32", "data.channels=3", *(["model.weights=null"] if path.stem == "finetune" else []))
         return dry_run(path, more, **sizes, compiles=False)
@@ -69,6 +72,8 @@ def test_it_is_built(path: Path) -> None:
         "resnet50": (25_557_032, 4.09e9),
         "cifar_net": (1_972_792, 118e6),
         "cifar_moe": (395_562, 10.2e6),
+        "gru": (14_090, 209_536),
+        "small_net": (16_794, 378_176),
     }
     parameters, multiply_adds = sizes[found.loaded.recipe.model.factory.partition(":")[2]]
     assert work.parameters == parameters

@@ -43,14 +43,14 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def probe() -> float:
+def probe(steps: int = PROBE_STEPS) -> float:
     """Seconds that this machine takes now for a fixed piece of work, the best of a few: what else it does shows."""
     torch.manual_seed(0)
     images = torch.randn(PROBE_IMAGES, 64, 16, 16, device=device()).to(memory_format=torch.channels_last)
     weight = torch.randn(256, 64, 3, 3, device=device(), requires_grad=True)
     wait = torch.cuda.synchronize if images.device.type == "cuda" else lambda: None
     taken = []
-    for _ in range(PROBE_STEPS):
+    for _ in range(steps):
         wait()
         started = perf_counter()
         F.conv2d(images, weight, padding=1).square().mean().backward()
@@ -84,7 +84,8 @@ def main() -> None:
     if asked["arm"] == "choose":
         print(json.dumps(choose(asked)))
         return
-    before, packed, seed = probe(), Path(asked["packed"]), asked["seed"]
+    steps = asked.get("probe_steps", PROBE_STEPS)
+    before, packed, seed = probe(steps), Path(asked["packed"]), asked["seed"]
     if asked["arm"] == "port":
         how = airbench.How(asked["precision"], asked["compiled"])
         data, held_out = held(packed / "train", how.precision), held(packed / "eval", how.precision)
@@ -92,7 +93,7 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory(prefix="headway-accuracy-") as folder:
             found = ours.train(packed, seed=seed, overrides=asked["overrides"], folder=Path(folder) / "run")
-    print(json.dumps({**found, "probe_s": [before, probe()], "imported": imported()}))
+    print(json.dumps({**found, "probe_s": [before, probe(steps)], "imported": imported()}))
 
 
 if __name__ == "__main__":

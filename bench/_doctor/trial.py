@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, final
@@ -27,6 +28,8 @@ SHORT_S = 5.0
 MOVED = 0.03
 """How much the fixed piece of work may take longer or shorter after a case than before it."""
 ATTEMPTS = 5
+# Products of the fixed piece of work in a quick run.
+QUICK_CALLS = 10
 CASE, KNOB = "case", "knob"
 
 
@@ -67,6 +70,7 @@ def tried(case: Case, sets: Sets, folder: Path, how: How) -> dict[str, Any]:
         lambda attempt: _measured(arms, sets, folder / f"attempt-{attempt}", how),
         most=1 if how.quick else ATTEMPTS,
         ends=how.ends - how.expected_s(len(arms) + 1),
+        calibrate=partial(calibrated, QUICK_CALLS) if how.quick else calibrated,
     )
     if not how.quick:
         with around(arms[CASE], sets) as place:

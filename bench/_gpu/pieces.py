@@ -44,7 +44,8 @@ class Piece:
     Attributes:
         answers: the question, for the table.
         command: arguments of `python -m`. `{out}` becomes the folder of the records.
-        dry: the arguments of a dry run, on the CPU with a tiny network.
+        dry: the arguments of a dry run, on the CPU with a tiny network. Empty: the dry run of another piece tries the
+            same code.
         minutes: expected time.
     """
 
@@ -65,15 +66,17 @@ def _tests(number: int, names: tuple[str, ...]) -> Piece:
     command = ("pytest", "-m", "gpu", "-q")
     answers = f"Do the tests marked `gpu` pass? ({rooms})"
     # Without a GPU the tests are collected and skipped. One file shows that this works.
-    return Piece(f"tests-{number}", answers, (*command, *files), (*command, files[-1]))
+    return Piece(f"tests-{number}", answers, (*command, *files), (*command, files[-1]) if number == 1 else ())
 
 
-def _bench(name: str, answers: str, *arguments: str, minutes: float = 4.0, bench: str = "") -> Piece:
+def _bench(
+    name: str, answers: str, *arguments: str, minutes: float = 4.0, bench: str = "", has_dry_run: bool = True
+) -> Piece:
     module = f"bench.{bench or name}"
     # A dry run keeps no results, since they are not from a GPU.
     kept = arguments.index("--results") if "--results" in arguments else len(arguments)
     dry = (*arguments[:kept], *arguments[kept + 2 :])
-    return Piece(name, answers, (module, *arguments), (module, *dry, "--quick"), minutes)
+    return Piece(name, answers, (module, *arguments), (module, *dry, "--quick") if has_dry_run else (), minutes)
 
 
 PIECES = (
@@ -95,6 +98,7 @@ PIECES = (
         "--network",
         "alexnet",
         bench="device",
+        has_dry_run=False,
     ),
     _bench(
         "device-vit",
@@ -103,6 +107,7 @@ PIECES = (
         "vit_small",
         bench="device",
         minutes=6.0,
+        has_dry_run=False,
     ),
     _bench(
         "precision", "How fast are bf16, fp16 and half weights, and how much accuracy do they cost?", "--seeds", "1"

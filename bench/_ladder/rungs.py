@@ -17,6 +17,8 @@ from headway.core.cpu_count import choose_thread_count
 LARGE = 1024
 COMPILE, LAST, LAST_COMPILED = "compile", "batch", "batch, compiled"
 """The last rung is compiled where the rung of that name was faster than the one before it."""
+QUICK = ("tutorial", "packed", "bf16", LAST)
+"""Without a compiled rung: compiling takes longer than all else, and bench.compile tries it."""
 PIXELS = [127.5, 127.5, 127.5]
 """Mean and standard deviation of each channel: bytes as -1..1, as the tutorial has them."""
 
@@ -73,6 +75,11 @@ def rungs(device_type: str, precisions: Sequence[str], packed: Path) -> tuple[Ru
         Rung(LAST, f"batch {BATCH} -> {LARGE}, not compiled", (f"batch={LARGE}",), bf16.name),
         Rung(LAST_COMPILED, f"batch {BATCH} -> {LARGE}, compiled", (f"batch={LARGE}",), COMPILE),
     )
+
+
+def shorten(ladder: Sequence[Rung]) -> tuple[Rung, ...]:
+    """Returns the rungs of a quick run, as each rung is a process."""
+    return tuple(rung for rung in ladder if rung.name in QUICK)
 
 
 def write_recipe(path: Path, network: Network, images: Path) -> Path:

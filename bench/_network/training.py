@@ -1,4 +1,4 @@
-"""Training steps of a real network: ResNet-18 on images of 32 x 32, with plain DDP, with the Reducer, and alone."""
+"""Training steps of a real network on images of 32 x 32, with plain DDP, with the Reducer, and alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench._network.arm import Arm
 from bench._network.ours import WIRES, Ours
+from headway import model
 from headway.comm.reducer import Reducer
-from headway.model.resnet import resnet18
 
 CLASSES = 10
 BATCHES = 4
@@ -73,12 +73,13 @@ def arms(asked: Mapping[str, Any], store: dist.Store) -> tuple[dict[str, Arm], d
 
     def network() -> nn.Module:
         torch.manual_seed(0)
-        return resnet18(CLASSES)
+        found: nn.Module = getattr(model, asked["network"])(CLASSES)
+        return found
 
     found: dict[str, Arm] = {"ddp": Training(DistributedDataParallel(network()), None, asked)}
     for wire in WIRES:
-        model, name = network(), f"auto {wire}"
-        found[name] = Training(model, ours.reducer(name, model, "auto", wire), asked)
+        own, name = network(), f"auto {wire}"
+        found[name] = Training(own, ours.reducer(name, own, "auto", wire), asked)
     found["alone"] = Training(network(), None, asked)
     for arm in found.values():
         arm.step()

@@ -7,7 +7,6 @@ large as the two experts that a position passes. All arms of a seed see the same
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
@@ -20,6 +19,7 @@ from torch.nn import functional as F
 
 from bench._common import Claim, table
 from bench._parallel.delay import find_cifar, read_images
+from bench._parallel.forks import make_context
 from headway.core.statistics import compute_interval
 from headway.model import cifar_moe
 from headway.model.auxiliary import AuxiliaryLosses
@@ -108,7 +108,7 @@ def train_arms(source: Path, seeds: int, per_class: int, epochs: int) -> dict[st
     """Trains the network of each arm with each seed."""
     jobs = [(source, name, seed, per_class, epochs) for name in ARMS for seed in range(seeds)]
     # Accuracies, not times: so processes side by side do no harm.
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), make_context()) as pool:
         trained = list(pool.map(_run_job, jobs))
     return {name: trained[number * seeds : (number + 1) * seeds] for number, name in enumerate(ARMS)}
 

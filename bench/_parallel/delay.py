@@ -6,7 +6,6 @@ seconds for a step. All arms see the same samples in the same order, and have th
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from bench._parallel.forks import make_context
 from headway.core.statistics import compute_interval
 from headway.parallel.buffers import SharedBuffers
 from headway.parallel.compensate import Compensation, DelayCompensation
@@ -175,7 +175,7 @@ def compare_rules(
         for seed in range(seeds)
     ]
     # Accuracies, not times: so processes side by side do no harm.
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), make_context()) as pool:
         accuracies = dict(zip(jobs, pool.map(_run_job, jobs), strict=True))
     found: dict[tuple[int, str], list[float]] = {}
     for (_, workers, name, *_), accuracy in accuracies.items():

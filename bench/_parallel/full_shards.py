@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import multiprocessing
 import tempfile
 from pathlib import Path
 from typing import Any, final
@@ -15,10 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bench._common import Claim, table
-from bench._hosts import Hosts
 from bench._network.arm import Arm
-from bench._network.layout import Layout
-from bench._network.ranks import Ranks
+from bench._parallel.forks import run_ranks
+from bench._parallel.sessions import Session
 from bench._parallel.sharded import CLASSES, SAMPLES, SIDES, count_bytes
 from headway import model
 from headway.comm.communicator import Communicator
@@ -30,16 +28,14 @@ from headway.optim import build_optimizer
 from headway.optim.optimizer_recipe import read_optimizer
 from headway.parallel.full_shards import FullShards
 
-RANKS, NETWORK = 4, "resnet50"
-
 
 @final
 class Step:
     """A training step of a rank, with Adam."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, name: str) -> None:
         torch.manual_seed(0)
-        self.network: nn.Module = getattr(model, NETWORK)(CLASSES)
+        self.network: nn.Module = getattr(model, name)(CLASSES)
         self.optimizer = build_optimizer(read_optimizer(name="adam", lr=1e-3), self.network)
         whole = dict(self.network.named_parameters())
         self.parameters = sum(one.numel() for one in whole.values())
@@ -48,7 +44,7 @@ class Step:
         self._shards.connect(world)
         self._communicator = Communicator(world)
         self._reducer = Reducer([], self._communicator)
-        side, mine = SIDES[NETWORK], torch.Generator().manual_seed(world.rank)
+        side, mine = SIDES[name], torch.Generator().manual_seed(world.rank)
         self._images = torch.randn(SAMPLES, 3, side, side, generator=mine)
         self._labels = torch.randint(CLASSES, (SAMPLES,), generator=mine)
 
@@ -73,43 +69,35 @@ class Step:
 
 
 def arms(asked: dict[str, Any], store: dist.Store) -> tuple[dict[str, Arm], dict[str, Any]]:
-    """`all`: a step of ResNet-50."""
-    step = Step(_join(store, asked["rank"], asked["size"], asked["address"], "eth0", spread=True))
+    """`all`: a step of `asked["network"]`."""
+    step = Step(_join(store, asked["rank"], asked["size"], asked["address"], "eth0", spread=True), asked["network"])
     return {"all": step}, {"parameters": step.parameters}
 
 
-def measure_full_shards_memory() -> Claim:
+def measure_full_shards_memory(network: str, ranks: int) -> Claim:
     """Counts the bytes that live on each rank between the backward pass and the next step, all tensors together."""
-    # Its server imports torch once for all ranks.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [context.Process(target=_run_rank, args=(rank, folder)) for rank in range(RANKS)]
-        for one in ranks:
-            one.start()
-        for one in ranks:
-            one.join()
-        found = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(RANKS)]
-    formula = 4 * 4 * found[0]["parameters"] / RANKS
+        run_ranks(_run_rank, (ranks, folder, network), ranks)
+        found = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(ranks)]
+    formula = 4 * 4 * found[0]["parameters"] / ranks
     table(
         [("rank", "weights, gradients and state, MB", "all tensors, MB", "4 n/N, MB"),
          *((str(rank), f"{one['held'] / 1e6:.1f}", f"{one['live'] / 1e6:.1f}", f"{formula / 1e6:.1f}")
            for rank, one in enumerate(found))]
     )  # fmt: skip
     worst = max(one["held"] for one in found)
-    how = f"{worst:,} bytes of {formula:,.0f}, {RANKS} ranks, fp32, Adam; all tensors that live:"
+    how = f"{worst:,} bytes of {formula:,.0f}, {network}, {ranks} ranks, fp32, Adam; all tensors that live:"
     how += f" {max(one['live'] for one in found):,}"
     return Claim("sharded_all_memory", worst / formula, "", how)
 
 
-def measure_full_shards_bytes(hosts: Hosts) -> Claim:
+def measure_full_shards_bytes(ranks: Session, network: str) -> Claim:
     """Counts the bytes of a step of two hosts."""
-    with Ranks(hosts, Layout(2, 1), {"arms": "bench._parallel.full_shards"}) as ranks:
-        turn = ranks.turn("all")
-        formula = count_sent_bytes(4 * ranks.facts[0]["parameters"], 2)
+    turn = ranks.turn("all")
+    formula = count_sent_bytes(4 * ranks.facts[0]["parameters"], 2)
     assert turn.answers[0] == turn.answers[1], "the ranks have different weights after a step"
     sent = max(turn.payload)
-    how = f"ResNet-50, 2 ranks, fp32: {sent:,.0f} bytes of {formula:,.0f}"
+    how = f"{network}, 2 ranks, fp32: {sent:,.0f} bytes of {formula:,.0f}"
     return Claim("sharded_all_bytes", sent / formula, "", how)
 
 
@@ -119,12 +107,12 @@ def _join(store: Any, rank: int, ranks: int, master: str, interface: str, *, spr
     return World.create(store, membership, device, master=master, secret=b"bench", interface=interface)
 
 
-def _run_rank(rank: int, folder: str) -> None:
+def _run_rank(rank: int, ranks: int, folder: str, network: str) -> None:
     torch.set_num_threads(1)
-    world = _join(dist.FileStore(f"{folder}/store", RANKS), rank, RANKS, "127.0.0.1", "lo", spread=False)
+    world = _join(dist.FileStore(f"{folder}/store", ranks), rank, ranks, "127.0.0.1", "lo", spread=False)
     # What imports have made is not looked at.
     gc.freeze()
-    step = Step(world)
+    step = Step(world, network)
     step.update()
     gc.collect()
     stepped = [one for group in step.optimizer.param_groups for one in group["params"]]

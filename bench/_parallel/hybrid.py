@@ -83,7 +83,7 @@ class Nowhere:
 
 def arms(asked: dict[str, Any], store: dist.Store) -> tuple[dict[str, Arm], dict[str, Any]]:
     """`data`, `hybrid`, and `data alone`, `hybrid alone` without the exchange; what a prediction needs to know."""
-    rank, ranks, samples = asked["rank"], asked["size"], asked["samples"]
+    rank, ranks, samples, width = (asked[name] for name in ("rank", "size", "samples", "fc_width"))
     device = torch.device("cpu")
     membership = Membership(rank, ranks, identities=[f"host-{one}" for one in range(ranks)])
     world = World.create(store, membership, device, master=asked["address"], secret=b"bench", interface="eth0")
@@ -96,7 +96,7 @@ def arms(asked: dict[str, Any], store: dist.Store) -> tuple[dict[str, Arm], dict
 
     def build(*, divides: bool, exchanges: bool) -> Step:
         torch.manual_seed(0)
-        net = model.alexnet(CLASSES).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        net = model.alexnet(CLASSES, fc_width=width).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         divided, unsummed = None, frozenset[str]()
         if divides:
             divided = divide_linear_layers(net, LAYERS, rank, ranks, "all")
@@ -115,7 +115,7 @@ def arms(asked: dict[str, Any], store: dist.Store) -> tuple[dict[str, Arm], dict
         "data alone": build(divides=False, exchanges=False),
         "hybrid alone": build(divides=True, exchanges=False),
     }
-    whole = model.alexnet(CLASSES)
+    whole = model.alexnet(CLASSES, fc_width=width)
     dense = [
         DenseLayer(name, one.in_features, one.out_features, count_bytes(one))
         for name, one in whole.named_modules()

@@ -6,7 +6,6 @@ augmentation. All arms see the same samples in the same order, and average with 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bench._parallel.delay import BATCH, LR, build_network, read_images
+from bench._parallel.forks import make_context
 from headway.core.statistics import compute_interval
 from headway.parallel.local import OuterOptimizer
 from headway.parallel.rounds import Rounds
@@ -94,7 +94,7 @@ def compare_accuracy(source: Path, seeds: int, per_class: int, epochs: int) -> M
     """Returns mean accuracy and half width of its 95 % interval over seeds, in percent, of each arm."""
     jobs = [(source, name, seed, per_class, epochs) for name in ARMS for seed in range(seeds)]
     # Accuracies, not times: so processes side by side do no harm.
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), make_context()) as pool:
         accuracies = list(pool.map(_run_job, jobs))
     return {
         name: compute_interval([accuracy for job, accuracy in zip(jobs, accuracies, strict=True) if job[1] == name])

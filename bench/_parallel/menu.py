@@ -64,7 +64,8 @@ COMMON: dict[str, Any] = {
     "optimizer": {"name": "sgd", "lr": 0.001}, "checkpoint": {"every_epochs": 1e9},
 }  # fmt: skip
 STARTS_S, WARM_ROWS, LOCAL_ROUNDS = 180.0, 2, 4
-STEPS, QUICK_STEPS = 12, 3
+STEPS, QUICK_STEPS = 12, 1
+QUICK_BATCH = 8
 STRATEGIES = ("data", "spatial", "hybrid", "local", "sharded")
 """Those of the menu that are compared: `async` is a bound, and micro-batches and rarer exchange are plain data
 parallelism."""
@@ -98,7 +99,9 @@ def measure_menu(options: argparse.Namespace) -> list[Claim]:
     strategies, steps = (QUICK_STRATEGIES, QUICK_STEPS) if options.quick else (STRATEGIES, STEPS)
     with tempfile.TemporaryDirectory(prefix="headway-bench-menu-") as name:
         for network, rate_bits_s in settings:
-            found += _compare_setting(Path(name), network, rate_bits_s, not options.quick, steps, strategies)
+            more = {"batch": QUICK_BATCH} if options.quick else {}
+            values = COMMON | NETWORKS[network] | more
+            found += _compare_setting(Path(name), network, values, rate_bits_s, not options.quick, steps, strategies)
     table([HEADING, *map(_format_row, found)])
     scored = [one.error for one in found]
     how = f"of {len(scored)} settings that nothing was fitted to, {RANKS} processes of one thread"
@@ -121,12 +124,22 @@ def _format_row(one: Compared) -> tuple[str, ...]:
 
 
 def _compare_setting(
-    folder: Path, name: str, rate_bits_s: float, counts: bool, steps: int, strategies: Sequence[str] = STRATEGIES
+    folder: Path,
+    name: str,
+    values: dict[str, Any],
+    rate_bits_s: float,
+    counts: bool,
+    steps: int,
+    strategies: Sequence[str],
 ) -> list[Compared]:
-    """Compares the strategies of one setting."""
+    """Compares the strategies of one setting.
+
+    Args:
+        values: the recipe.
+    """
     recipe = folder / f"{name}.yaml"
-    recipe.write_text(yaml.safe_dump(COMMON | NETWORKS[name]), encoding="utf-8")
-    batch = NETWORKS[name]["batch"]
+    recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
+    batch = values["batch"]
     out = folder / f"{name}.json"
     headway("train", str(recipe), "--dry-run", "--out", str(out), cwd=folder)
     workload = Workload.read(out)

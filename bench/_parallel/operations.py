@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import Tensor
 from torch.multiprocessing import ProcessExitedException
 from torch.nn import functional as F
 
+from bench._parallel.forks import run_ranks
 from headway.core.errors import HeadwayError
 from headway.core.world import Membership, World
 from headway.parallel.maps import SplitMap, cut
@@ -83,7 +83,7 @@ def _judge_operations(way: str) -> dict[str, list[str]]:
     for some in together:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                torch.multiprocessing.spawn(_run_rank, (way, folder, some), nprocs=RANKS)
+                run_ranks(_run_rank, (way, folder, some), RANKS)
                 parts = [json.loads((Path(folder) / str(rank)).read_text(encoding="utf-8")) for rank in range(RANKS)]
             except ProcessExitedException:
                 parts = [["killed"] * len(some)]

@@ -40,13 +40,13 @@ class Run:
 
 
 def arms(asked: dict[str, Any], store: dist.Store) -> tuple[dict[str, Arm], dict[str, Any]]:
-    """For each height: the exchange, the convolution of rows that are there, both in turn, and ours."""
+    """For each of `asked["heights"]`: the exchange, the convolution of rows that are there, both in turn, and ours."""
     membership = Membership(asked["rank"], asked["size"], identities=[f"host-{one}" for one in range(asked["size"])])
     device = torch.device("cpu")
     world = World.create(store, membership, device, master=asked["address"], secret=b"bench", interface="eth0")
     place = Place.create(world, (world.size, 1))
     weight, made = torch.randn(CHANNELS, CHANNELS, 3, 3), dict[str, Arm]()
-    for rows in HEIGHTS:
+    for rows in asked["heights"]:
         length = rows * world.size
         split = cut(torch.randn(SAMPLES, CHANNELS, length, WIDTH), place)
         owned = divide(length, world.size)

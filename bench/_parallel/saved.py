@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import Tensor, nn
 
+from bench._parallel.forks import run_ranks
 from headway.core.world import Membership, World
 from headway.model import resnet50
 from headway.parallel.maps import cut
@@ -41,7 +41,7 @@ def count_saved_bytes(network: nn.Module, run: Callable[[], Tensor]) -> int:
 def measure_shares(ranks: int) -> list[float]:
     """Each rank's bytes over those of one process."""
     with tempfile.TemporaryDirectory() as name:
-        torch.multiprocessing.spawn(_run_rank, (ranks, name), nprocs=ranks)
+        run_ranks(_run_rank, (ranks, name), ranks)
         return [float((Path(name) / str(rank)).read_text(encoding="ascii")) for rank in range(ranks)]
 
 

@@ -12,12 +12,12 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench._network.arm import Arm
+from bench._parallel.forks import run_ranks
 from headway import model
 from headway.comm.communicator import Communicator
 from headway.comm.reducer import BucketPlan, Reducer
@@ -26,7 +26,7 @@ from headway.optim import build_optimizer
 from headway.optim.optimizer_recipe import read_optimizer
 from headway.parallel.owners import Owners, find_largest_share
 
-SIDES = {"resnet50": 32, "alexnet": 67}
+SIDES = {"resnet50": 32, "alexnet": 67, "resnet18": 32}
 """Sides of the images: small ones, as memory for images is not counted."""
 SAMPLES, CLASSES, STEPS = 2, 1000, 2
 
@@ -128,7 +128,7 @@ def count_bytes(tensors: list[Tensor]) -> int:
 def measure_memory(name: str, ranks: int) -> list[LiveBytes]:
     """Counts the bytes of each rank in a step of a network with Adam."""
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_run_rank, (ranks, folder, name), nprocs=ranks)
+        run_ranks(_run_rank, (ranks, folder, name), ranks)
         return [LiveBytes(**json.loads((Path(folder) / str(rank)).read_text())) for rank in range(ranks)]
 
 
@@ -162,9 +162,9 @@ def _run_rank(rank: int, ranks: int, folder: str, name: str) -> None:
 
 
 def arms(asked: dict[str, Any], store: dist.Store) -> tuple[dict[str, Arm], dict[str, Any]]:
-    """`sharded` and `data`: a step of ResNet-50."""
+    """`sharded` and `data`: a step of `asked["network"]`."""
     membership = Membership(asked["rank"], asked["size"], identities=[f"host-{one}" for one in range(asked["size"])])
     device = torch.device("cpu")
     world = World.create(store, membership, device, master=asked["address"], secret=b"bench", interface="eth0")
-    built = {name: Step(world, "resnet50", is_sharded=name == "sharded") for name in ("sharded", "data")}
+    built = {name: Step(world, asked["network"], is_sharded=name == "sharded") for name in ("sharded", "data")}
     return dict(built), {"parameters": sum(one.numel() for one in built["data"].network.parameters())}

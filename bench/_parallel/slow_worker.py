@@ -71,12 +71,15 @@ def measure_rate(folder: Path, name: str, parallel: str, batches: int, merge: in
 def measure_kill(folder: Path, name: str) -> float:
     """Kills one of three workers; returns the longest time without an update in the second after that."""
     argv = _prepare(folder, name, "{strategy: async}", 500, (FAST_S,) * 3, 1)
-    path = folder / name / "updates.bin"
-    with subprocess.Popen(
-        argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    ) as process:
+    path, log = folder / name / "updates.bin", folder / f"{name}.log"
+    with (
+        log.open("w") as said,
+        subprocess.Popen(argv, stdout=said, stderr=said, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process,
+    ):
         try:
             while not path.exists() or path.stat().st_size < 50 * ROW_BYTES:
+                if process.poll() is not None:
+                    raise RuntimeError(f"the run ended with status {process.returncode}: {log.read_text()[-2000:]}")
                 time.sleep(0.001)
             children = psutil.Process(process.pid).children()
             (lost,) = (child for child in children if child.environ().get("RANK") == "2")

@@ -64,7 +64,7 @@ def arms(asked: dict[str, Any], store: dist.Store) -> tuple[dict[str, Arm], dict
     device = torch.device("cpu")
     world = World.create(store, membership, device, master=asked["address"], secret=b"bench", interface="eth0")
     torch.manual_seed(0)
-    network = model.alexnet(CLASSES, two_towers=True).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = model.alexnet(CLASSES, two_towers=True, fc_width=asked["fc_width"]).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     count = sum(parameter.numel() for parameter in network.parameters())
     towers = divide_towers(network, r"^towers\.(\d+)", world.rank, world.size, across_hosts=True)
     towers.connect(world)

@@ -60,7 +60,8 @@ def run_operations(rank: Rank) -> list[list[torch.Tensor]]:
     return out
 
 
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.check) for size in (2, 5))])
+@pytest.mark.check
+@pytest.mark.parametrize("size", [2, 3, 5])
 def test_results_have_the_bits_of_one_rail(size: int) -> None:
     results = run_ranks(size, run_operations)
     for number, (single, *striped) in enumerate(results):

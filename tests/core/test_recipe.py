@@ -427,6 +427,7 @@ def test_an_override_of_the_name_brings_the_keys_of_that_optimizer(recipe: Path)
         (["optimizer={name: lars}"], "command line: the key 'optimizer.lr' is missing."),
         (["optimizer=3"], "optimizer must be a mapping of keys to values, not 3."),
         (["optimizer.name=lars", "optimizer.trst=0.1"], "no key 'optimizer.trst'. Did you mean 'optimizer.trust'?"),
+        (["schedule=cosine", "schedule.end=0.1"], "schedule.end: schedule is a single value and has no 'end'. Set"),
         (["schedule=step"], "the key 'schedule.every_epochs' is missing."),
         (["schedule={name: multi_step, milestones_epochs: []}"], "must be a list of 1 or more, not"),
         (["data.thread=1"], "there is no key 'data.thread'. Did you mean 'data.threads'?"),

@@ -108,6 +108,9 @@ def test_a_short_form_is_written_out_in_its_place(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(text)
     made = text_with(tmp_path / "r.yaml", (), {"data.threads": 2}, TrainRecipe)
     assert made == text.replace("data: photos ", "data: {train: photos, threads: 2} ")
+    (tmp_path / "r.yaml").write_text(text.replace("photos", "synthetic"))
+    made = text_with(tmp_path / "r.yaml", (), {"data.synthetic": {"samples": 9}}, TrainRecipe)
+    assert made == text.replace("data: photos ", "data: {train: synthetic, synthetic: {samples: 9}} ")
 
 
 def test_an_anchor_is_not_changed_for_both(tmp_path: Path) -> None:
@@ -119,6 +122,8 @@ def test_an_anchor_is_not_changed_for_both(tmp_path: Path) -> None:
 
 def test_a_real_recipe_keeps_its_comments(tmp_path: Path) -> None:
     for path in (Path(__file__).parents[2] / "recipes").glob("*.yaml"):
+        if path.name.endswith(".space.yaml"):
+            continue
         before = path.read_text(encoding="utf-8")
         made = text_with(path, (), {"data.cache": "memory", "compile": True, "precision": "fp32"}, TrainRecipe)
         kept = [line for line in made.splitlines() if line in before.splitlines()]

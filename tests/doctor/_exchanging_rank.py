@@ -53,7 +53,7 @@ def main(recipe: str, out: str, seconds: str) -> None:
                 meet()
 
             trainer.meet = noted  # type: ignore[method-assign]
-            trainer.meet()
+            trainer.recovery.meet()
             now = measure_together(trainer, ranks)
             before = seen()
             alone = measure_exchange(trainer, ranks, limit_s=1.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.fuzz import campaign
 
-COUNTS = {"decode": 100, "gather": 5000, "optimize": 1000, "changing": 5000, "sizes": 2000, "fork": 30, "share": 30}
+COUNTS = {"decode": 30, "gather": 5000, "optimize": 1000, "changing": 5000, "sizes": 2000, "fork": 10, "share": 10}
 MISSING = [program for program in ("cmake", "g++") if not shutil.which(program)]
 
 

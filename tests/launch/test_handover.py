@@ -26,7 +26,7 @@ from headway.launch.handover import hand_over
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.training import runs
+from headway.training import run_steps
 from headway.training.progress import LogLines
 from headway.training.trainer import Trainer
 
@@ -64,7 +64,7 @@ class LauncherSlot:
         self._stack.callback(setup.inputs.close)
         run = RunFolder(self._run) if joins else RunFolder.create(self._run)
         if not joins:
-            runs._record_recipe(run, setup, ranks)
+            run_steps.record_recipe(run, setup, ranks)
         trainer = self._stack.enter_context(closing(Trainer(setup, run, LogLines(), ranks)))
         self._stack.callback(ranks._close_generation)
         return member, trainer
@@ -83,7 +83,7 @@ def lose_while_joining(
     with ExitStack() as stack:
         slot = LauncherSlot(folder / "recipe.yaml", run, stack)
         first, trainer = slot.start(0)
-        trainer.meet()
+        trainer.recovery.meet()
         trainer.run(steps)
         second, successor = slot.start(1, *options)
         second.announce_arrival()
@@ -118,7 +118,7 @@ def test_newcomers_alone_go_on_from_the_newest_checkpoint(folder: Path, tmp_path
     run = tmp_path / "run"
     with collect_messages() as said, lose_while_joining(folder, run, 10) as trainer:
         assert list_checkpoints(run) == ["step-00000008", "step-00000004"]
-        trainer.meet()
+        trainer.recovery.meet()
         assert trainer.step == 8
         assert [record["step"] for record in records(run, "train")] == list(range(1, 9))
         assert list_checkpoints(run) == ["step-00000008", "step-00000004"]
@@ -135,7 +135,7 @@ def test_newcomers_alone_go_on_from_the_newest_checkpoint(folder: Path, tmp_path
     with ExitStack() as stack:
         slot = LauncherSlot(folder / "recipe.yaml", whole, stack)
         _, alone = slot.start(0)
-        alone.meet()
+        alone.recovery.meet()
         alone.run()
     ours, theirs = (Checkpoints(path / "checkpoints").newest() for path in (run, whole))
     assert ours is not None
@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint_is_passed_over(folder: Path, tmp_path: Path) -> No
         collect_messages() as said,
         lose_while_joining(folder, run, 10, harm=lambda: newest.write_bytes(b"torn")) as trainer,
     ):
-        trainer.meet()
+        trainer.recovery.meet()
         assert trainer.step == 4
         trainer.run(1)
         assert [record["step"] for record in records(run, "train")] == [1, 2, 3, 4, 5]
@@ -169,7 +169,7 @@ def refuse_to_continue(
     with lose_while_joining(folder, run, steps, *options, harm=harm) as trainer:
         logged = (run / "metrics.jsonl").read_bytes()
         with pytest.raises(HeadwayError) as caught:
-            trainer.meet()
+            trainer.recovery.meet()
         assert (run / "metrics.jsonl").read_bytes() == logged
     assert not isinstance(caught.value, CommunicationError)  # which would be the loss of this process alone
     return str(caught.value)
@@ -196,7 +196,7 @@ def test_a_run_folder_out_of_sight_ends_the_run(folder: Path, tmp_path: Path) ->
         lose_while_joining(folder, run, 5, harm=lambda: run.rename(tmp_path / "elsewhere")) as trainer,
         pytest.raises(HeadwayError, match="no checkpoint of it can be seen from here"),
     ):
-        trainer.meet()
+        trainer.recovery.meet()
     assert list_checkpoints(tmp_path / "elsewhere") == ["step-00000004"]
 
 
@@ -208,7 +208,7 @@ def test_a_recipe_that_was_changed_meanwhile_ends_the_run(folder: Path, tmp_path
 def test_a_run_of_which_nothing_was_recorded_begins_anew(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with collect_messages() as said, lose_while_joining(folder, run, 0) as trainer:
-        trainer.meet()
+        trainer.recovery.meet()
         trainer.run()
         assert trainer.finished
     sentence = "No rank has the state of the run any more, and no step was recorded yet: the run begins anew."

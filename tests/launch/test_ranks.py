@@ -52,7 +52,7 @@ def test_parameters_without_a_gradient_are_named_in_one_generation(tmp_path: Pat
     events: list[CoordinatorEvent] = []
     with collect_messages() as said, run_single_member(tmp_path, events) as trainer:
         for _ in range(3):
-            trainer.meet()
+            trainer.recovery.meet()
             trainer.run(2)
     assert [event.number for event in events if isinstance(event, GenerationFormed)] == [0, 1, 2]
     found = [text for text in said if "gradient" in text]
@@ -66,7 +66,7 @@ def test_frozen_parameters_stay_frozen_in_the_next_generation(tmp_path: Path) ->
         weight = trainer.setup.model.get_parameter("1.weight")
         begun, seen = weight.detach().clone(), []
         for _ in range(3):
-            trainer.meet()
+            trainer.recovery.meet()
             assert trainer.ranks is not None
             names = [name for bucket in trainer.ranks.reducer.buckets for name in bucket.names]
             assert sorted(names) == ["1.bias", "1.weight", "idle"]

@@ -62,11 +62,56 @@ def panels() -> list[Panel]:
         panel.grid(
             "long", "H", steps, [(f"layer {i}", wave) for i in range(161)], x_label="x", y_label="y", z_label="z"
         ),
+        panel.grid(
+            "cells",
+            "H",
+            range(3),
+            [(name, [1.0, None, 9.0]) for name in nasty[:3]],
+            x_label="x",
+            y_label="y",
+            z_label="z",
+            columns=["same", "same", "<b>c</b>"],
+            texts=[["first\nsecond", "", "<i>t</i>"]] * 3,
+            width="full",
+        ),
+        panel.points(
+            "scatter",
+            "S",
+            [(name, [(nasty[0], 1.0 + n, 2e-5), (name, 1e4, n)]) for n, name in enumerate(nasty)],
+            x_label=nasty[6],
+            y_label="y",
+            log_x=True,
+        ),
         panel.matrix("small", "M", nasty, small),
         panel.matrix("large", "M", [f"class {i}" for i in range(300)], large, width="full"),
         surface("surface", [[(x - 5) ** 2 + y**2 + 0.01 for x in range(9)] for y in range(7)], log_z=True),
         surface("gap", [[None if x == y else x * y for x in range(9)] for y in range(7)], path=True),
         surface("flat", [[2.0] * 9] * 7),
+        panel.parallel(
+            "parallel",
+            "P",
+            nasty,
+            [3, 1, 2, 1, 1, None, None],
+            [
+                panel.axis("<b>a</b>.lr", [1e-9, 1e-3, 1, 2, 3, None, None], scale="log"),
+                panel.axis("c", [0, 1, 2, 3, 4, 5, 6], scale="category", categories=nasty),
+                panel.axis("all", [None] * 7),
+                panel.axis("one", [5] * 7),
+            ],
+        ),
+        panel.paths(
+            "paths",
+            "P",
+            nasty,
+            [3, 1, 2, 1, 1, None, None],
+            [
+                panel.axis(
+                    "x", [[1 / 27, 1 / 9, 1]] * 6 + [[]], scale="log", ticks=[(1 / 27, "1/27"), (1, "<b>1</b>")]
+                ),
+                panel.axis("c", [[0, None, 2]] * 6 + [[]], scale="category", categories=nasty),
+            ],
+            panel.axis("y", [[1, 2, None]] * 6 + [[]], missing_is_high=True),
+        ),
         panel.images("images", "I", [(uri, "<script>alert(1)</script>", "note")]),
         panel.table("table", "T", nasty, [nasty]),
         panel.text("text", "T", "</pre>"),
@@ -96,7 +141,12 @@ def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags:
         drawn = 'class="point"' if name in ("stacks", "rules") else "trace scatter"
         assert articles[name].count(drawn) >= count, name
     assert articles["band"].count('class="js-fill"') >= 2  # a gap divides it
-    for name in ("small", "large", "grid", "long"):
+    assert articles["scatter"].count('class="point"') == 14
+    if "1400" in flags[0]:
+        # The gap shows no text.
+        assert re.findall(r"<tspan[^>]*>([^<]*)</tspan>", articles["cells"]).count("second") == 3
+        assert articles["cells"].count("&lt;i&gt;t&lt;/i&gt;</text>") == 3
+    for name in ("small", "large", "grid", "long", "cells"):
         assert re.search(r'class="heatmaplayer mlayer">.*?<image', articles[name]), name
     for name in ("surface", "gap", "flat"):
         assert 'class="contourbg"><path' in articles[name], name
@@ -107,6 +157,9 @@ def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags:
     rules = re.findall(r'class="annotation-text"[^>]*>([^<]*)<', articles["rules"])
     assert rules == ["near", "&lt;b&gt;far&lt;/b&gt;"]
     assert re.search(r'class="shapelayer">(?:<g[^>]*>)?<path', articles["rules"])
+    for name, layers in {"parallel": 2, "paths": 4}.items():
+        assert articles[name].count('<canvas aria-hidden="true"') == layers, name
+        assert 'data-drawn="7"' in articles[name], name
     assert "2 classes to a cell" in articles["large"]
     assert 'class="small"' in articles["images"]
     assert "https://example.org" not in "".join(re.findall(r'(?:src|href)="([^"]*)"', document))

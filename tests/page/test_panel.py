@@ -31,13 +31,25 @@ def test_every_constructor_survives_its_json() -> None:
         panel.bars("b", "B", ["one", "two"], [("part", [1, 2])], x_label="seconds", rules=[("r", 1.5)], section="Time"),
         panel.matrix("c", "C", ["x", "y"], [(1, 2), (3, 4)], width="full"),
         panel.surface("s", "S", [0, 1], [0], [(1, None)], axis_labels=("x", "y", "z"), marks=[("here", 0.5, 0.0)]),
+        panel.points("p", "P", [("a", [("one", 1, 2.5)]), ("b", [])], x_label="x", y_label="y", log_x=True),
+        panel.grid("g", "G", [0], [("r", [1])], x_label="x", y_label="y", z_label="z", columns=["c"], texts=[["t"]]),
         panel.images("d", "D", [("data:image/png;base64,AAAA", "caption", "")]),
         panel.table("e", "E", ("k", "v"), [("1", "2")]),
         panel.text("f", "F", "as\n  it is", order=3),
     ]
     assert [Panel.from_json(one.to_json()) for one in made] == made
-    assert [one.kind for one in made] == ["cards", "bars", "matrix", "surface", "images", "table", "text"]
-    assert [one.width for one in made] == ["full", "half", "full", "full", "half", "half", "half"]
+    assert [one.kind for one in made] == [
+        "cards",
+        "bars",
+        "matrix",
+        "surface",
+        "points",
+        "grid",
+        "images",
+        "table",
+        "text",
+    ]
+    assert [one.width for one in made] == ["full", "half", "full", "full", "half", "half", "half", "half", "half"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, object()])

@@ -18,6 +18,15 @@ BARS = {"x_label": "s", "names": ["a", "b"], "stacks": [{"name": "p", "values": 
 MATRIX = {"x_label": "x", "y_label": "y", "names": ["a", "b"], "values": [[1, 2], [3, 4]]}
 SURFACE = {"x_label": "x", "y_label": "y", "z_label": "z", "x": [0, 1], "y": [0, 1], "z": [[1, None], [2, 3]]}
 GRID = {"x_label": "x", "y_label": "y", "z_label": "z", "x": [1, 2], "names": ["a", "b"], "values": [[1, None], [3, 4]]}
+AXIS = {"label": "a", "scale": "linear", "values": [1, None]}
+PARALLEL = {"names": ["p", "q"], "ranks": [1, None], "axes": [AXIS]}
+PATHS = {
+    "names": ["p", "q"],
+    "ranks": [1, None],
+    "x": [AXIS | {"values": [[1], [2, 3]]}],
+    "y": AXIS | {"values": [[1], [2, None]]},
+}
+POINTS = {"x_label": "x", "y_label": "y", "series": [{"name": "a", "points": [{"name": "p", "x": 0, "y": 2}]}]}
 BAD: list[tuple[str, Any, str]] = [
     ("lines", {key: LINES[key] for key in ("x_label", "series")}, "y_label is missing"),
     ("lines", LINES | {"colour": "red"}, "there is no key 'data.colour'"),
@@ -29,6 +38,11 @@ BAD: list[tuple[str, Any, str]] = [
     ("grid", GRID | {"values": [[1, 2]]}, "2 names and 2 x need as many rows"),
     ("grid", GRID | {"values": [[1, 2], [3]]}, "2 names and 2 x need as many rows"),
     ("grid", GRID | {"x": [2, 2]}, "x must ascend"),
+    ("grid", GRID | {"columns": ["a"]}, "there are 1 columns for 2 x"),
+    ("grid", GRID | {"texts": [["a", "b"], ["c"]]}, "2 names and 2 x need as many rows of as many texts"),
+    ("grid", GRID | {"texts": [["a", "b"]]}, "as many texts"),
+    ("points", POINTS | {"log_x": True}, "no points at 0 or below"),
+    ("points", POINTS | {"series": [{"name": "a", "points": [{"name": "p", "x": 1}]}]}, "series.0.points.0.y"),
     ("lines", LINES | {"y_range": [0, 1], "log_y": True}, "above 0"),
     ("lines", LINES | {"y_range": [1, 0]}, "must ascend"),
     ("bars", {"x_label": "s", "names": ["a"], "stacks": [{"name": "p", "values": [1, 2]}]}, "2 values for 1 names"),
@@ -43,6 +57,15 @@ BAD: list[tuple[str, Any, str]] = [
     ("surface", SURFACE | {"z": [[1, 2], [3]]}, "2 rows of 2 heights"),
     ("surface", SURFACE | {"y": [1, 1]}, "x and y must ascend"),
     ("surface", SURFACE | {"marks": [{"name": "a", "x": 0}]}, "marks.0.y"),
+    ("parallel", PARALLEL | {"ranks": [1]}, "2 names need as many ranks, and there are 1"),
+    ("parallel", PARALLEL | {"ranks": [0, 1]}, "ranks.0"),
+    ("parallel", PARALLEL | {"axes": [AXIS | {"values": [1]}]}, "axis 'a' has 1 values for 2 names"),
+    ("parallel", PARALLEL | {"axes": [AXIS | {"scale": "log", "values": [0, 1]}]}, "has no place for 0"),
+    ("parallel", PARALLEL | {"axes": [AXIS | {"scale": "category"}]}, "axis 'a' has 0 categories, and none is 1"),
+    ("parallel", PARALLEL | {"axes": [AXIS | {"scale": "category", "categories": ["x"], "values": [0, 0.5]}]}, "0.5"),
+    ("parallel", PARALLEL | {"axes": [AXIS | {"scale": "power"}]}, "axes.0.scale"),
+    ("paths", PATHS | {"y": AXIS | {"values": [[1]]}}, "y has 1 rows for 2 names"),
+    ("paths", PATHS | {"x": [AXIS | {"values": [[1], [2]]}]}, "axis 'a' needs as many numbers in each row as y"),
     ("images", {"images": [{"src": "https://example.org/a.png", "caption": "c"}]}, "data:image"),
     ("images", {"images": [{"src": "data:text/html;base64,AAAA", "caption": "c"}]}, "data:image"),
     ("images", {"images": [{"src": 'data:image/png;base64,A" onload="x', "caption": "c"}]}, "data:image"),
@@ -73,9 +96,12 @@ def test_an_unknown_kind_names_the_nearest() -> None:
         panel.grid("p", "P", [1], [("a", [None])], x_label="x", y_label="y", z_label="z"),
         panel.lines("p", "P", [("a", [], []), ("b", [1, 2], [None, None])], x_label="x", y_label="y"),
         panel.bars("p", "P", [], [("a", [])], x_label="s"),
+        panel.points("p", "P", [("a", [])], x_label="x", y_label="y"),
         panel.bars("p", "P", ["a"], [("a", [0])], x_label="s", log_x=True, rules=[("r", 1)]),
         panel.matrix("p", "P", [], []),
         panel.surface("p", "P", [0], [0], [[None]], axis_labels=("x", "y", "z")),
+        panel.parallel("p", "P", [], [], [panel.axis("a", [])]),
+        panel.paths("p", "P", ["a"], [None], [panel.axis("x", [[]])], panel.axis("y", [[]])),
         panel.images("p", "P", []),
         panel.table("p", "P", ["a"], []),
         panel.text("p", "P", " \n"),

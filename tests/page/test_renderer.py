@@ -102,6 +102,15 @@ def test_plotly_is_inlined_once_and_only_where_a_chart_needs_it() -> None:
     assert "/* plotly.js v" not in without
 
 
+def test_canvases_need_no_plotly_and_other_charts_no_canvas() -> None:
+    crowd = panel.parallel("p", "P", ["a"], [1], [panel.axis("x", [1])])
+    canvas = "globalThis.canvasCharts ="
+    assert canvas in draw(crowd)
+    assert "/* plotly.js v" not in draw(crowd)
+    assert canvas not in draw(line("a"))
+    assert draw(crowd, line("a")).count(canvas) == 1
+
+
 def test_nothing_outside_the_file_is_asked_for() -> None:
     pixel = "data:image/png;base64,iVBORw0KGgo="
     page = Page(draw(line("a"), panel.images("i", "I", [(pixel, "c", "n")]), title="https://example.org/title"))

@@ -40,11 +40,11 @@ class Case:
 
 
 CASES = {
-    "sgd": Case(SGD, steps=20),
-    "adamw": Case({"name": "adamw", "lr": 0.01}, steps=20),
-    "lars": Case({"name": "lars", "lr": 1.0, "momentum": 0.9}, steps=20),
-    "lamb": Case({"name": "lamb", "lr": 0.01}, steps=20),
-    "muon": Case({"name": "muon", "lr": 0.02}, steps=20),
+    "sgd": Case(SGD, steps=8),
+    "adamw": Case({"name": "adamw", "lr": 0.01}, steps=8),
+    "lars": Case({"name": "lars", "lr": 1.0, "momentum": 0.9}, steps=8),
+    "lamb": Case({"name": "lamb", "lr": 0.01}, steps=8),
+    "muon": Case({"name": "muon", "lr": 0.02}, steps=8),
     "novograd": Case({"name": "novograd", "lr": 0.01}),
     "ftml": Case({"name": "ftml", "lr": 0.01}),
     "lbsgd": Case({"name": "lbsgd", "lr": 0.1}),

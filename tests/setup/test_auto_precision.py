@@ -178,7 +178,7 @@ def meets(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ...], port:
             setup = replace(setup, loaded=loaded, precision=Precision(name, CPU, seconds=found))
         with closing(Trainer(setup, RunFolder.create(run / str(rank.rank)), LogLines(), ranks)) as trainer:
             try:
-                trainer.meet()
+                trainer.recovery.meet()
             except UsageError as error:
                 return "", str(error), said
             trainer.run(2)

@@ -256,8 +256,7 @@ def test_the_name_of_a_strategy_is_enough(folder: Path) -> None:
         assert "hybrid" in said
     for several in ("parallel=ensemble", "parallel={strategy: sweep}"):
         said = refused("train", folder / "recipe.yaml", several, "--dry-run", status=2)
-        assert "is no strategy of one run, but several runs: start each by itself with another seed" in said
-        assert "seed=1 --run runs/1" in said
+        assert "is no strategy of one run, but several runs: headway " in said
 
 
 def test_files_that_are_no_recipes(folder: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def load_and_save(recipe: Path, overrides: list[str], run: Path, to: Path, port:
         with closing(setup.inputs), closing(Trainer(setup, where, SilentDisplay(), ranks)) as trainer:
             trainer.resume(checkpoint)
             if ranks is not None:
-                trainer.meet()
+                trainer.recovery.meet()
             trainer.recovery.queue(Action.CHECKPOINT, Action.SETTLE)
             trainer.run(0)
 

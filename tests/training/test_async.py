@@ -152,6 +152,7 @@ def test_a_changed_log_is_caught(three: Path, tmp_path: Path) -> None:
     assert "differs from that in the checkpoint of step" in said.out
 
 
+@pytest.mark.check
 def test_a_run_goes_on_from_a_drained_checkpoint_with_other_workers(three: Path, tmp_path: Path) -> None:
     run = tmp_path / "cut"
     shutil.copytree(three, run)
@@ -220,7 +221,7 @@ def reading(process: subprocess.Popen[str]) -> Iterator[list[str]]:
 @pytest.mark.parametrize(
     ("servers", "losses"),
     [
-        (2, [(2, signal.SIGKILL)]),
+        pytest.param(2, [(2, signal.SIGKILL)], marks=pytest.mark.check),
         pytest.param(2, [(2, signal.SIGSTOP)], marks=pytest.mark.check),
         # Both in one segment.
         pytest.param(1, [(2, signal.SIGKILL), (1, signal.SIGSTOP)], marks=pytest.mark.check),
@@ -321,6 +322,7 @@ def break_server(images, labels, keys):
 """
 
 
+@pytest.mark.check
 def test_the_error_of_a_server_ends_the_run_by_name(folder: Path, tmp_path: Path) -> None:
     (folder / "breaking.py").write_text(BREAKING)
     said = finished(

@@ -167,7 +167,7 @@ def normed(num_classes):
     ("procs", "options"),
     [
         # Running statistics are shares of a step too.
-        (2, ("model.factory=normed.py:normed", "comm.batch_norm=sync")),
+        pytest.param(2, ("model.factory=normed.py:normed", "comm.batch_norm=sync"), marks=pytest.mark.check),
         pytest.param(3, ("model.factory=net.py:linear", "micro_batch=5"), marks=pytest.mark.check),
     ],
 )

@@ -135,6 +135,7 @@ def test_several_places_train_as_one_process_does(folder: Path, tmp_path: Path, 
     compare(tmp_path / "several", tmp_path / "one")
 
 
+@pytest.mark.check
 def test_ranks_with_uneven_shares_have_as_many_micro_batches(folder: Path) -> None:
     """24 and 23 samples in parts of 23: with one part the second rank would leave the first alone."""
     run = train(folder, "parts", 2, TWO, "micro_batch=23", "model.args={capacity_factor: 0.5}", "data.eval=null")
@@ -146,10 +147,8 @@ def test_a_measured_precision_leaves_no_graph_of_whole_weights(folder: Path) -> 
     train(folder, "auto", 2, TWO, "precision=auto", "epochs=0.2", "data.eval=null", "model.factory=net.py:Deep")
 
 
-@pytest.mark.parametrize(
-    "average",
-    ["model.ema={half_life_steps: 3}", pytest.param("optimizer.lookahead={every_steps: 2}", marks=pytest.mark.check)],
-)
+@pytest.mark.check
+@pytest.mark.parametrize("average", ["model.ema={half_life_steps: 3}", "optimizer.lookahead={every_steps: 2}"])
 def test_other_numbers_of_processes_go_on_with_the_same_run(folder: Path, tmp_path: Path, average: str) -> None:
     """2 -> 4 -> 1 process: the run ends as that of one process, with momentum and averages of the experts."""
     said = finished("train", folder / "recipe.yaml", "--run", tmp_path / "one", average, "epochs=1.5", EACH)

@@ -139,7 +139,7 @@ def reduced(rank: Rank, folder: Path, run: Path, port: int) -> dict[str, Any]:
     with Ranks(loaded.recipe.comm, seat, None) as ranks:
         setup = build_setup(loaded, ranks=ranks)
         with closing(Trainer(setup, RunFolder.create(run / str(rank.rank)), LogLines(), ranks)) as trainer:
-            trainer.meet()
+            trainer.recovery.meet()
             kinds = [bucket.flat.dtype for bucket in ranks.reducer.buckets]
             trainer.run(5)
             state = {name: value.double().numpy() for name, value in setup.state_dict().items()}

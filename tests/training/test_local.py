@@ -143,6 +143,7 @@ def test_records_tell_how_far_the_ranks_were_apart(diloco: Path, tmp_path: Path)
     assert "Distance of the ranks" in (diloco / "report.html").read_text()
 
 
+@pytest.mark.check
 def test_post_local_is_data_parallel_before(folder: Path, tmp_path: Path) -> None:
     """By default the rounds begin at half of the run."""
     run = train(folder, tmp_path / "run", LOCAL, "log_every_steps=1")
@@ -184,13 +185,10 @@ def die(images, labels, keys):
 
 @pytest.mark.parametrize(
     ("rank", "more"),
-    [
-        (1, "--no-respawn"),
-        pytest.param(0, "--no-respawn", marks=pytest.mark.check),
-        # A new process takes its place at a meeting.
-        pytest.param(1, "--respawn", marks=pytest.mark.check),
-    ],
+    # The last has a new process that takes its place at a meeting.
+    [(1, "--no-respawn"), (0, "--no-respawn"), (1, "--respawn")],
 )
+@pytest.mark.check
 def test_the_others_go_on_after_a_loss(folder: Path, tmp_path: Path, rank: int, more: str) -> None:
     """What the lost rank has trained since the last meeting is lost; all else is served once."""
     (folder / "dying.py").write_text(DYING)

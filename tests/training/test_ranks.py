@@ -257,7 +257,7 @@ def test_a_stopped_process_is_fenced_when_it_wakes(folder: Path, tmp_path: Path)
 def test_faults_at_random_moments(folder: Path, tmp_path: Path) -> None:
     """Whatever the run is at: forward, a bucket under way, the optimizer, a checkpoint, an evaluation."""
     seed = time.time_ns()
-    draw, epochs = random.Random(seed), 120
+    draw, epochs = random.Random(seed), 70
     kinds = (signal.SIGKILL, signal.SIGHUP, signal.SIGSTOP)
     # Rank 0 once, the others by chance; bench.soak does many more.
     faults = list(zip(draw.sample(kinds, 3), (0, draw.randint(1, 3), draw.randint(0, 3)), strict=True))
@@ -269,7 +269,7 @@ def test_faults_at_random_moments(folder: Path, tmp_path: Path) -> None:
         for number, (kind, rank) in enumerate(faults):
             with slowly(folder):
                 found.wait_for_members(3)  # a fault takes one, and one may just be on its way
-            found.wait_for_step(found.steps() + draw.randint(20, 120))
+            found.wait_for_step(found.steps() + draw.randint(10, 60))
             time.sleep(draw.uniform(0, 0.2))
             workers = found.workers()
             victim = workers.get(rank) or draw.choice(list(workers.values()))

@@ -157,7 +157,11 @@ def assert_alike(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize(
     ("start", "procs", "strategy"),
-    [("sharded", "1", DATA), ("data", "3", SHARDED), pytest.param("sharded", "3", None, marks=pytest.mark.check)],
+    [
+        ("sharded", "1", DATA),
+        pytest.param("data", "3", SHARDED, marks=pytest.mark.check),
+        pytest.param("sharded", "3", None, marks=pytest.mark.check),
+    ],
 )
 def test_any_number_of_processes_goes_on(
     folder: Path, data: Path, sharded: Path, tmp_path: Path, start: str, procs: str, strategy: str | None

@@ -144,7 +144,7 @@ def test_resumed_is_uninterrupted_bit_for_bit(divided: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("start", "strategy"),
     [
-        ("data", ALL),
+        pytest.param("data", ALL, marks=pytest.mark.check),
         pytest.param("divided", DATA, marks=pytest.mark.check),
         pytest.param("divided", OWNERS, marks=pytest.mark.check),
     ],
@@ -160,7 +160,7 @@ def test_a_run_changes_its_strategy(
 @pytest.mark.parametrize(
     ("start", "procs", "strategy"),
     [
-        ("divided", "3", None),
+        pytest.param("divided", "3", None, marks=pytest.mark.check),
         pytest.param("divided", "1", DATA, marks=pytest.mark.check),
         pytest.param("data", "3", ALL, marks=pytest.mark.check),
     ],

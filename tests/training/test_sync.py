@@ -173,7 +173,7 @@ def trainer_of_ranks(rank: Rank, folder: Path, run: Path, overrides: tuple[str, 
         setup = build_setup(loaded, ranks=ranks)
         trainer = Trainer(setup, RunFolder.create(run / str(rank.rank)), LogLines(), ranks)
         try:
-            trainer.meet()
+            trainer.recovery.meet()
             yield trainer
         finally:
             trainer.close()

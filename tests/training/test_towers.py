@@ -98,7 +98,7 @@ def test_two_processes_have_the_weights_of_one(alone: Path, shared: Path) -> Non
         assert several["loss"] == pytest.approx(one["loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("procs", ["2", "1"])
+@pytest.mark.parametrize("procs", ["2", pytest.param("1", marks=pytest.mark.check)])
 def test_resumed_is_uninterrupted_bit_for_bit(shared: Path, tmp_path: Path, procs: str) -> None:
     """By as many processes, and by one that has the whole network."""
     cut = cut_back(shared, tmp_path / "cut")

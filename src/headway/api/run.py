@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from headway.core.errors import UsageError
 from headway.core.interface import use_python_names
 from headway.core.run_folder import RunFolder
 from headway.core.user_code import GIVEN, give_objects
@@ -28,8 +29,10 @@ from headway.training.predict import predict as predict_rows
 class Run:
     """A run folder: what `headway.train` returns, or `headway.Run("runs/photos")` opens.
 
+    An ensemble predicts and is evaluated as a run. It has no recipe, network and series of its own.
+
     Args:
-        folder: the run folder.
+        folder: the run folder, or the folder of an ensemble.
         model: the network, if the run was given one by a Python program; its weights are replaced by the best ones.
 
     Attributes:
@@ -40,7 +43,7 @@ class Run:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, model: torch.nn.Module | None = None) -> None:
-        self._run, self._model = RunFolder.open(Path(folder)), model
+        self._run, self._model = RunFolder.open_trained(Path(folder)), model
         self.folder = self._run.folder
 
     def __repr__(self) -> str:
@@ -60,7 +63,7 @@ class Run:
     def _describe_state(self) -> str:
         summary = self.summary
         if not summary:
-            return "not ended yet"
+            return self._run.describe_origin() or "not ended yet"
         state = "finished" if summary.get("finished") else "stopped"
         return f"{state} at step {summary['step']:,} of {summary['steps']:,}"
 
@@ -77,6 +80,7 @@ class Run:
     @property
     def recipe(self) -> dict[str, Any]:
         """The resolved recipe, as a tree."""
+        self._expect_single()
         return self._run.read_recipe_tree()
 
     @property
@@ -110,9 +114,17 @@ class Run:
 
     def _give_network(self) -> AbstractContextManager[None]:
         """Lets the run's factory return its network, inside the block."""
+        if self._run.ensemble_path.exists():
+            return nullcontext()
         # A run that was given a network names it by a path that only this block can resolve.
         factory, model = str(self.recipe["model"]["factory"]), self._model
         return give_objects({} if model is None or not factory.startswith(GIVEN) else {factory: lambda: model})
+
+    def _expect_single(self) -> None:
+        """Raises UsageError if this is an ensemble."""
+        if self._run.ensemble_path.exists():
+            what, fix = "an ensemble has several networks and recipes", "Open one of its members: headway.Run(MEMBER)."
+            raise UsageError(what, where=str(self.folder), fix=fix)
 
     def load_model(self) -> torch.nn.Module:
         """Returns the network with the best weights, in evaluation mode, on the run's device.
@@ -120,12 +132,15 @@ class Run:
         It takes float images [b, C, H, W] as `normalise` gives them.
 
         Raises:
-            UsageError: the run has no weights yet. RecipeError: it was given its network, and `Run` was not.
+            UsageError: the run has no weights yet, or is an ensemble. RecipeError: it was given its network, and `Run`
+                was not.
         """
+        self._expect_single()
         return self._setup.model
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
         """Normalises uint8 images [b, H, W, C] as in training; returns float [b, C, H, W] on the run's device."""
+        self._expect_single()
         return self._setup.augment.normalise(images.to(self._setup.device))
 
     @use_python_names()

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Never
 
 import torch
-import yaml
 
 from headway.api.given_model import MODEL_KEY, leave_out_network_keys, name_model
 from headway.api.run import Run
@@ -19,6 +18,7 @@ from headway.core.errors import RecipeError, UsageError, suggest_nearest
 from headway.core.interface import use_python_names
 from headway.core.messages import show_messages
 from headway.core.recipe import LoadedRecipe, build_recipe
+from headway.core.recipe_yaml import format_overrides
 from headway.core.user_code import give_objects
 from headway.setup.recipe import TrainRecipe
 from headway.training import runs
@@ -86,7 +86,7 @@ def resume(
     _refuse_keywords(unknown, "resume", str(folder), ("overrides", "model", "callbacks", "progress"))
     # Building the setup calls the factory, so the network must be given until the run has ended.
     with _give_model(model), _show_progress(progress):
-        runs.resume(folder, callbacks, _format_overrides(overrides or {}))
+        runs.resume(folder, callbacks, format_overrides(overrides or {}))
     return Run(folder, model=model)
 
 
@@ -101,7 +101,7 @@ def _load_recipe(
         # run without its network says that it was given by a program.
         changes[MODEL_KEY] = name_model(model)
     # As texts of the command line, so that both are read by the same rules.
-    texts = _format_overrides(changes)
+    texts = format_overrides(changes)
     if isinstance(recipe, Mapping):
         loaded = build_recipe(recipe, texts, TrainRecipe)
     else:
@@ -125,18 +125,6 @@ def _refuse_keywords(unknown: Mapping[str, Any], function: str, first: Any, name
 def _expect(value: object, kinds: type | tuple[type, ...], what: str, fix: str) -> None:
     if not isinstance(value, kinds):
         raise RecipeError(f"{what}, not {type(value).__name__}", fix=fix)
-
-
-def _format_overrides(overrides: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={_format_value(value)}" for key, value in overrides.items()]
-
-
-def _format_value(value: Any) -> str:
-    # YAML's safe form refuses a Path.
-    if isinstance(value, Path):
-        value = str(value)
-    # On one line, however long: an override is one argument. YAML ends a bare value with a line of dots.
-    return yaml.safe_dump(value, default_flow_style=True, width=1 << 20).removesuffix("\n").removesuffix("\n...")
 
 
 @contextmanager

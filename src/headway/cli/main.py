@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli import examine, planning, study, training
+from headway.cli import ensemble, examine, many, planning, study, training
 from headway.cli.screen import LOG, Json, Overrides, can_print, print_result
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
@@ -236,11 +236,12 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
 
 
 app.command()(training.train)
+app.command()(many.sweep)
 
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or an ensemble.")],
     data: Annotated[str | None, typer.Option(help="Packed folder. Default: the run's evaluation set.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -255,7 +256,7 @@ def evaluate(
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or an ensemble.")],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     out: Annotated[
         Path | None, typer.Option(help="File to write, .csv or .jsonl. Default: CSV on standard output.")
@@ -283,7 +284,7 @@ def predict(
         LOG.warning(f"Left out {error.where}: {error.what}.")
 
     # A generator: rows are printed while others are computed, so `| head` can end the verb early.
-    setup = runs.load_trained(RunFolder.open(run))
+    setup = runs.load_trained(RunFolder.open_trained(run))
     check_top(setup, top)
     rows = predict_rows(setup, files, top=top, on_bad=report_bad_image)
     written = write_rows(rows, out, as_json)
@@ -295,7 +296,7 @@ def predict(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or the folder of a sweep.")],
     beside: Annotated[
         list[Path] | None, typer.Option(help="Another run to show in the chart of layer rates. May be repeated.")
     ] = None,
@@ -307,10 +308,20 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the report of a run as an HTML file.
+    """Write the report of a run or of a sweep as an HTML file.
 
     With --against, write a page that compares the run with another one instead.
     """
+    if (run / "sweep.yaml").is_file():
+        if beside or against or out:
+            raise UsageError("the report of a sweep takes no options", fix="Leave --beside, --against and --out out.")
+        from headway.sweep.page import write_page
+        from headway.sweep.sweep_summary import summarise_sweep
+
+        summary = summarise_sweep(run)
+        page = write_page(summary)
+        print_result(summary.to_json() | {"report": str(page)}, as_json, f"Report: {page}")
+        return
     if against is not None:
         if beside:
             raise UsageError("--beside and --against cannot be combined", fix="Leave one of them out.")
@@ -330,6 +341,7 @@ def report(
     print_result({"report": str(path)}, as_json, f"Report: {path}")
 
 
+app.command()(ensemble.ensemble)
 app.command()(study.landscape)
 app.command()(study.assess)
 app.command()(study.replay)

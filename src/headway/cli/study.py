@@ -14,7 +14,9 @@ from headway.core.files import expect_writable
 
 # Typer reads the options from the signature.
 def landscape(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Run folders. A sweep's folder stands for its finished runs.")
+    ],
     plane: Annotated[
         bool, typer.Option("--plane", help="Also draw a plane of two directions around each run.")
     ] = False,
@@ -42,8 +44,16 @@ def landscape(
             help="Batch norm statistics: keep, recompute, or auto (keep around a solution, otherwise recompute)."
         ),
     ] = "auto",
+    over: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY,KEY",
+            help="Recipe keys of a grid of sharpness and accuracy. Default: the two that differ, if there are two.",
+        ),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Page to write. Default: landscape.html, in the run folder if there is one run.")
+        Path | None,
+        typer.Option(help="Page to write. Default: landscape.html, in the folder of the run or sweep if there is one."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -54,6 +64,8 @@ def landscape(
     from headway.core.sample_progress import SampleProgress
     from headway.report import landscape_page
     from headway.report.landscape import LandscapeOptions, compute_landscape
+    from headway.report.landscape_grid import parse_keys
+    from headway.report.landscape_runs import is_folder_of_runs
 
     # Measuring takes minutes: refuse a path that cannot be written before it begins.
     expect_writable(out)
@@ -70,10 +82,13 @@ def landscape(
         epsilon=epsilon,
         sets=sets,
         statistics=statistics,
+        over=parse_keys(over),
     )
     # A line of 31 points passes over all images 31 times, so the user sees how far it is.
     with SampleProgress("Measuring the loss", "passes over the images", LOG) as progress:
         result = compute_landscape(folders, options, progress=progress)
+    if out is None and len(folders) == 1 and is_folder_of_runs(folders[0]):
+        out = folders[0] / "landscape.html"
     page = landscape_page.write_page(result, out)
     print_result(
         result.to_json() | {"page": str(page)}, as_json, f"{landscape_page.format_numbers(result)}\nPage: {page}"

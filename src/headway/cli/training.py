@@ -16,7 +16,7 @@ from headway.core.errors import UsageError
 from headway.core.files import expect_writable
 
 if TYPE_CHECKING:
-    from headway.training.runs import RunResult
+    from headway.training.run_steps import RunResult
 
 
 @final

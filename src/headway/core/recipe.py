@@ -52,8 +52,8 @@ class LoadedRecipe(Generic[P]):
 
     Attributes:
         recipe: the validated tree.
-        origins: `default`, `FILE:LINE`, `command line`, `overrides` (in Python) or `auto: reason` by dotted key of each
-            leaf.
+        origins: `default`, `FILE:LINE`, `command line`, `overrides` (in Python), `sweep: trial N`, or `auto: reason`
+            for a value that was resolved, by dotted key of each leaf.
         base: folder that the recipe's relative paths start from.
         path: file of the recipe; None: Python gave its values.
     """
@@ -178,7 +178,7 @@ def _validate(
         recipe = model.model_validate(tree)
     except ValidationError as error:
         raise RecipeError(explain_errors(error, tree, model, path, origins)) from None
-    return LoadedRecipe(recipe, _origins_of_leaves(recipe, origins, given), path.resolve().parent)
+    return LoadedRecipe(recipe, find_leaf_origins(recipe, origins, given), path.resolve().parent)
 
 
 def validate_part(values: Mapping[str, Any], model: type[P], name: str) -> P:
@@ -210,25 +210,42 @@ def flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-def _origins_of_leaves(recipe: RecipePart, origins: Mapping[str, str], given: str) -> dict[str, str]:
+def find_leaf_origins(recipe: RecipePart, origins: Mapping[str, str], given: str) -> dict[str, str]:
     """Returns the origin of each leaf.
 
-    It is the leaf's own, or the overrides (`given`) if an entry below it came from there; else that of the nearest key
+    It is the leaf's own, or that of the overrides if an entry below it came from there; else that of the nearest key
     above it that was given as a whole (`data: synthetic`, `augment={flip: true}`).
+
+    Args:
+        origins: the origin of each key that was given.
+        given: the origin of the overrides among them.
     """
+
+    # By key, the origins at and below it: is one of them that of the overrides, and the key that is nearest.
+    own: dict[str, tuple[bool, str]] = {}
+    partial: set[str] = set()
+    for key, value in origins.items():
+        is_given, nearest = own.get(key, (False, key))
+        own[key] = is_given or value == given, min(key, nearest, key=len)
+        for above in _list_ancestors(key):
+            is_given, nearest = own.get(above, (False, key))
+            own[above] = is_given or value == given, min(nearest, key, key=len)
+            partial.add(above)
 
     def origin(leaf: str) -> str:
         # A leaf may have entries of its own: a list, or a mapping such as `model.args`.
-        own = [key for key in origins if key == leaf or key.startswith(f"{leaf}.")]
-        if any(origins[key] == given for key in own):
-            return given
-        if own:
-            return origins[min(own, key=len)]
+        if leaf in own:
+            is_given, nearest = own[leaf]
+            return given if is_given else origins[nearest]
         # A key above counts only if it was given as a whole: `data.train` in the file says nothing about `data.eval`.
-        above = [key for key in origins if leaf.startswith(f"{key}.")]
-        whole = [
-            key for key in above if origins[key] == given or not any(other.startswith(f"{key}.") for other in origins)
-        ]
-        return origins[max(whole, key=len)] if whole else "default"
+        for key in _list_ancestors(leaf):
+            if key in origins and (origins[key] == given or key not in partial):
+                return origins[key]
+        return "default"
 
     return {leaf: origin(leaf) for leaf, _ in flatten(recipe.model_dump(mode="json"))}
+
+
+def _list_ancestors(key: str) -> list[str]:
+    """Returns the keys above a dotted key, the nearest one first."""
+    return [key[:place] for place in range(len(key) - 1, 0, -1) if key[place] == "."]

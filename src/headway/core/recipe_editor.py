@@ -7,7 +7,6 @@ fails 17 of the 26 cases of this editor's tests, among them a comment that is lo
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import yaml
 from headway.core.errors import RecipeError
 from headway.core.files import read_text
 from headway.core.recipe import RecipePart
-from headway.core.recipe_yaml import RecipeDumper, RecipeLoader, parse_override, parse_recipe, set_value
+from headway.core.recipe_yaml import RecipeDumper, RecipeLoader, dump_in_line, parse_override, parse_recipe, set_value
 
 # Start and end of the characters to replace, and their replacement.
 Edit = tuple[int, int, str]
@@ -117,9 +116,9 @@ def _find_edits(text: str, node: yaml.Node, old: Any, new: Any) -> Iterator[Edit
         if text[:start].rstrip(" ").endswith("\n"):
             above = text[:start].rstrip()
             bare = above.endswith(":") and "#" not in above.rpartition("\n")[2]
-            yield len(above) if bare else start, end, " " + _dump_in_line(new)
+            yield len(above) if bare else start, end, " " + dump_in_line(new)
         else:
-            yield start, end, (" " if start == end else "") + _dump_in_line(new)
+            yield start, end, (" " if start == end else "") + dump_in_line(new)
 
 
 def _read_key(node: yaml.Node) -> str:
@@ -139,7 +138,7 @@ def _find_end(text: str, node: yaml.Node) -> int:
 
 def _append_keys(text: str, node: yaml.MappingNode, more: Mapping[str, Any]) -> Edit:
     """Returns the edit that appends keys to a mapping, in its line (flow style) or on lines of their own."""
-    parts = [f"{_dump_in_line(key)}: {_dump_in_line(value)}" for key, value in more.items()]
+    parts = [f"{dump_in_line(key)}: {dump_in_line(value)}" for key, value in more.items()]
     # An empty mapping is `{}`: insert before the bracket.
     if not node.value:
         at = node.end_mark.index - 1
@@ -151,11 +150,3 @@ def _append_keys(text: str, node: yaml.MappingNode, more: Mapping[str, Any]) -> 
     lines = "\n".join(f"{' ' * key.start_mark.column}{part}" for part in parts)
     at = text.find("\n", at) + 1
     return (at, at, f"{lines}\n") if at else (len(text), len(text), f"\n{lines}")
-
-
-def _dump_in_line(value: Any) -> str:
-    """Dumps a value on one line, quoted as inside brackets."""
-    written = yaml.dump(
-        [value], Dumper=RecipeDumper, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf
-    )
-    return written.strip()[1:-1]

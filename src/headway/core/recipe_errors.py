@@ -74,8 +74,11 @@ def find_unknown_key(keys: Sequence[str], model: type[BaseModel]) -> str | None:
     """Says that the recipe has no such key, and names the right one. None: it has it, or nothing is known of it."""
     annotation: Any = model
     for index, key in enumerate(keys):
-        part = find_first_part(annotation)
-        if part is not None and key not in part.model_fields and not key.isdecimal():
+        parts = [part for part in map(find_first_part, list_alternatives(annotation)) if part is not None]
+        if parts and not key.isdecimal() and not any(key in part.model_fields for part in parts):
+            # Of several parts, such as the optimizers, the one that has the nearest key was meant.
+            close = difflib.get_close_matches(key, [name for part in parts for name in part.model_fields], n=1)
+            part = next((part for part in parts if set(close) <= part.model_fields.keys()), parts[0])
             return refuse_key(ErrorPlace(list(keys[: index + 1]), part, {}), model)
         annotation = get_value_type(annotation, int(key) if key.isdecimal() else key)
     return None

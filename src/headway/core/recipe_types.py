@@ -69,6 +69,12 @@ def find_tagged_members(annotation: Any) -> dict[str, type[BaseModel]]:
     return {}
 
 
+def find_tag_key(members: Mapping[str, type[BaseModel]]) -> str:
+    """Returns the key that tells the members of a tagged union apart, such as `name`."""
+    tag, member = next(iter(members.items()))
+    return next(name for name, field in member.model_fields.items() if tag in typing.get_args(field.annotation))
+
+
 def get_value_type(annotation: Any, key: str | int) -> Any:
     """Returns the type of the value that a key has in a value of this type; None: unknown."""
     for one in list_alternatives(annotation):

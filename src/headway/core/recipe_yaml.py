@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -132,6 +134,22 @@ def parse_override(text: str, key: str) -> Any:
         return None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise RecipeError(f"the value {text!r} is not YAML", where=key) from None
+
+
+def format_overrides(values: Mapping[str, Any]) -> list[str]:
+    """Formats values by dotted key as overrides, for example `optimizer.lr=0.1`; `parse_override` reads them back."""
+    # YAML's safe form refuses a Path.
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+    return [f"{key}={dump_in_line(value)}" for key, value in plain.items()]
+
+
+def dump_in_line(value: Any) -> str:
+    """Dumps a value on one line, however long, quoted as inside brackets."""
+    # Inside a list, as YAML ends a bare value with a line of dots.
+    text = yaml.dump(
+        [value], Dumper=RecipeDumper, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf
+    )
+    return text.strip()[1:-1]
 
 
 def set_value(tree: Any, keys: Sequence[str], value: Any, whole: str) -> None:

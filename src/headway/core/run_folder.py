@@ -4,6 +4,9 @@ recipe.yaml (resolved), provenance.json, metrics.jsonl, quarantine.jsonl, ids.bi
 activations.rows (if the recipe observes them), updates.bin (of asynchronous training), host.rows, gpu.rows, ranks.rows,
 trace-RANK.json, panels/*.json, checkpoints/step-*/, weights.safetensors (the best), report.html, summary.json. With
 several processes, each writes an ids-NAME.bin of its own.
+
+The folder of an ensemble has ensemble.json, which names its members, in place of recipe.yaml and weights. Averaged
+weights have a recipe and weights of their own, and `parents` in provenance.json.
 """
 
 from __future__ import annotations
@@ -73,6 +76,7 @@ class RunFolder:
         self.ids_path = folder / "ids.bin"
         self.updates_path = folder / "updates.bin"
         self.weights_path = folder / "weights.safetensors"
+        self.ensemble_path = folder / "ensemble.json"
         self.report_path = folder / "report.html"
         self.panels = folder / "panels"
         self.checkpoints = folder / "checkpoints"
@@ -117,6 +121,15 @@ class RunFolder:
         files = [path for path in self.folder.rglob("*") if not path.is_dir()]
         return all(path.parent == self.folder and path.name.startswith(before) for path in files)
 
+    def describe_origin(self) -> str:
+        """Returns what the folder holds if it was not trained, such as `ensemble of 3 networks`; otherwise nothing."""
+        about = self.read_provenance()
+        if members := about.get("members"):
+            return f"ensemble of {len(members)} networks"
+        if parents := about.get("parents"):
+            return f"mean of the weights of {len(parents)} networks" if len(parents) > 1 else "weights of another run"
+        return ""
+
     @property
     def resume_command(self) -> str:
         """The command that resumes this run, with as many processes as before."""
@@ -138,6 +151,11 @@ class RunFolder:
             UsageError: there is no such folder, or it is not a run folder.
         """
         run = RunFolder(folder)
+        if run.ensemble_path.is_file():
+            what = "this is an ensemble: it predicts and is evaluated, and nothing else"
+            raise UsageError(
+                what, where=str(folder), fix=f"Name one of its members, listed in {run.ensemble_path.name}."
+            )
         if not run.recipe_path.is_file():
             # A folder is a run from the moment its recipe.yaml exists; see `create`.
             what, fix = "there is no such run folder", "Start a run with headway train RECIPE."
@@ -146,6 +164,21 @@ class RunFolder:
             else:
                 fix = suggest_path(folder, lambda path: RunFolder(path).recipe_path.is_file(), folders=[RUNS]) or fix
             raise UsageError(what, where=str(folder), fix=fix)
+        return run
+
+    @staticmethod
+    def open_trained(folder: Path) -> RunFolder:
+        """Opens a run, or an ensemble of runs, for predictions and evaluations. Raises UsageError as `open` does."""
+        run = RunFolder(folder)
+        return run if run.ensemble_path.is_file() else RunFolder.open(folder)
+
+    @staticmethod
+    def open_resumable(folder: Path) -> RunFolder:
+        """Opens a run that can go on. Raises UsageError as `open` does; also for averaged weights."""
+        run = RunFolder.open(folder)
+        if (run.folder / "provenance.json").exists() and "parents" in run.read_provenance():
+            what, start = "these weights are an average and were not trained here", f"model.weights={run.weights_path}"
+            raise UsageError(what, where=str(folder), fix=f"Start a run from them: headway train RECIPE {start}.")
         return run
 
     @staticmethod

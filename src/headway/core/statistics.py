@@ -36,3 +36,19 @@ def compute_interval(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < 2:
         return mean, math.nan
     return mean, compute_student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def compute_rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Returns Spearman's rank correlation of pairs, from -1 to 1; equal values share the mean of their ranks.
+
+    None: there are fewer than two pairs, or all values of one side are equal.
+    """
+    ranks = [_rank(values) for values in (x, y)]
+    if len(x) < 2 or any(len(set(one)) == 1 for one in ranks):
+        return None
+    return statistics.correlation(*ranks)
+
+
+def _rank(values: Sequence[float]) -> list[float]:
+    # With n smaller and m equal values, itself among them, the mean of the ranks n + 1, ..., n + m is n + (m + 1) / 2.
+    return [sum(one < value for one in values) + (values.count(value) + 1) / 2 for value in values]

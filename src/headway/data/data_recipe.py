@@ -178,4 +178,7 @@ class DataRecipe(RecipePart):
     def _drop_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # As above: keys that synthetic data refuses must not be written.
         tree: dict[str, Any] = handler(self)
-        return {key: tree[key] for key in ("train", "synthetic")} if self.train == SYNTHETIC else tree
+        if self.train != SYNTHETIC:
+            return tree
+        # `synthetic` is absent from a dump of the given keys alone (exclude_unset).
+        return {key: value for key, value in tree.items() if key in ("train", "synthetic")}

@@ -96,3 +96,8 @@ def describe_sizes(sizes: Sequence[tuple[int, tuple[int, int]]]) -> str:
             *entries[-(MAX_LISTED_SIZES // 2) :],
         ]
     return f"Training images are {', '.join(entries)}."
+
+
+def expand_size(size: int | tuple[int, int]) -> tuple[int, int]:
+    """Returns (height, width): one number stands for both."""
+    return size if isinstance(size, tuple) else (size, size)

@@ -106,7 +106,7 @@ def measure_handover(job: MeasurementJob, loop_alone: float, *, limit_s: float) 
     steps = max(1, round(choose_window_s() / (job.batch * loop_alone)))
     # Windows without and with the ring alternate, so a machine that slows down slows both.
     lost, begun = list[float](), perf_counter()
-    with job.open_trainer(feed=lambda: given) as trainer:
+    with job.open_trainer(feed=lambda *_: given) as trainer:
         window = build_window(lambda: run_steps(trainer, steps, wait), least_s=0.0)
         trainer.run(steps)
         try:

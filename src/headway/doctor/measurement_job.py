@@ -20,6 +20,7 @@ from headway.core.messages import mute_messages
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
+from headway.data.batch_plan import BatchPlan
 from headway.parallel.parallel_recipe import LocalRecipe
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
@@ -36,6 +37,7 @@ NEVER = 1e6
 MEASURED: dict[str, Any] = {
     "epochs": NEVER,
     "evaluate.every_epochs": NEVER,
+    "evaluate.at_steps": [],
     "checkpoint.every_epochs": NEVER,
     "checkpoint.every_steps": None,
     "checkpoint.folder": None,
@@ -145,7 +147,7 @@ class MeasurementJob:
         self,
         *,
         batches: Sequence[Batch] = (),
-        feed: Callable[[], Iterable[Batch]] | None = None,
+        feed: Callable[[BatchPlan, int], Iterable[Batch]] | None = None,
         display: Display | None = None,
     ) -> Iterator[Trainer]:
         """Opens a Trainer of the measured recipe, in a temporary folder.
@@ -153,7 +155,7 @@ class MeasurementJob:
         Args:
             batches: repeated; empty: the loader's. feed: gives others instead.
         """
-        self.setup.inputs.batch_source = (lambda: itertools.cycle(batches)) if batches else feed
+        self.setup.inputs.batch_source = (lambda *_: itertools.cycle(batches)) if batches else feed
         try:
             with tempfile.TemporaryDirectory(prefix=".headway-doctor-", dir=_find_runs_folder()) as folder:
                 run = RunFolder.create(Path(folder) / "run")

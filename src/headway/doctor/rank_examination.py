@@ -139,7 +139,7 @@ def main(asked: dict[str, Any], budget: Budget | None = None) -> None:
             if ranks.is_lead:
                 RunFolder.create(where.folder)
             with closing(Trainer(setup, where, SilentDisplay(), ranks)) as trainer:
-                trainer.meet()
+                trainer.recovery.meet()
                 control = ranks.world.control
                 # A rank alone measures its share of the batch, with a micro-batch that is no larger.
                 norm = {"batch": share}
@@ -160,7 +160,7 @@ def main(asked: dict[str, Any], budget: Budget | None = None) -> None:
                     )
                     control.barrier()
                     batches = job.load_batches()
-                    setup.inputs.batch_source = lambda: itertools.cycle(batches)
+                    setup.inputs.batch_source = lambda *_: itertools.cycle(batches)
                     now = measure_together(trainer, ranks, limit_s=wall.allot("replay"))
                     # Asynchronous training sums no gradients.
                     alone = None

@@ -257,7 +257,7 @@ def _read_bucket_sizes(ranks: Ranks) -> tuple[int, ...]:
 def _meet_with(trainer: Trainer, ranks: Ranks, options: CommRecipe) -> None:
     """Connects the ranks again with these options."""
     ranks.options = options
-    trainer.meet()
+    trainer.recovery.meet()
 
 
 def _broadcast_from_rank_0(control: Group, mine: T) -> T:

@@ -23,6 +23,7 @@ from headway.model.model_recipe import ModelRecipe as ModelRecipe
 from headway.model.model_size import ModelSize as ModelSize
 from headway.model.model_size import measure_model_size as measure_model_size
 from headway.model.moe_net import cifar_moe as cifar_moe
+from headway.model.recurrent import gru as gru
 from headway.model.residual_init import zero_init as zero_init
 from headway.model.resnet import resnet18 as resnet18
 from headway.model.resnet import resnet34 as resnet34

@@ -10,7 +10,10 @@ from typing import Any, Literal, final
 from headway.core.errors import HeadwayError
 from headway.core.untrusted_json import parse_object
 
-PanelKind = Literal["cards", "lines", "bars", "matrix", "surface", "grid", "images", "table", "text"]
+PanelKind = Literal[
+    "cards", "lines", "points", "bars", "matrix", "surface", "grid", "parallel", "paths", "images", "table", "text"
+]
+Scale = Literal["linear", "log", "category"]
 
 
 @final
@@ -99,6 +102,33 @@ def lines(
         "bands": [{"of": number, "low": list(low), "high": list(high)} for number, low, high in bands],
     }
     return Panel(name=name, title=title, kind="lines", data=data, **panel)
+
+
+def points(
+    name: str,
+    title: str,
+    series: Sequence[tuple[str, Sequence[tuple[str, float, float]]]],
+    *,
+    x_label: str,
+    y_label: str,
+    log_x: bool = False,
+    **panel: Any,
+) -> Panel:
+    """Builds a `points` panel, a scatter plot.
+
+    Args:
+        series: (name, points) of each colour; a point is (its name, x, y).
+    """
+    data = {
+        "x_label": x_label,
+        "y_label": y_label,
+        "log_x": log_x,
+        "series": [
+            {"name": label, "points": [{"name": point_name, "x": x, "y": y} for point_name, x, y in points_here]}
+            for label, points_here in series
+        ],
+    }
+    return Panel(name=name, title=title, kind="points", data=data, **panel)
 
 
 def choose_y_range(values: Sequence[float | None]) -> tuple[float, float] | None:
@@ -199,6 +229,8 @@ def grid(
     y_label: str,
     z_label: str,
     log: bool = False,
+    columns: Sequence[str] = (),
+    texts: Sequence[Sequence[str]] = (),
     **panel: Any,
 ) -> Panel:
     """Builds a `grid` panel, a heat map.
@@ -206,12 +238,90 @@ def grid(
     Args:
         rows: (name, one value per x), from top to bottom.
         log: colour by powers of ten.
+        columns: names of the columns, which are then equally wide; x only counts them.
+        texts: what each cell shows, in rows of one text per x; a line break begins a new line.
     """
     labels = {"x_label": x_label, "y_label": y_label, "z_label": z_label}
     names = [label for label, _ in rows]
     values = [list(row) for _, row in rows]
-    data = {**labels, "x": list(x), "names": names, "values": values, "log": log}
+    data: dict[str, Any] = {**labels, "x": list(x), "names": names, "values": values, "log": log}
+    if columns:
+        data["columns"] = list(columns)
+    if texts:
+        data["texts"] = [list(row) for row in texts]
     return Panel(name=name, title=title, kind="grid", data=data, **panel)
+
+
+def axis(
+    label: str,
+    values: Sequence[Any],
+    *,
+    scale: Scale = "linear",
+    categories: Sequence[str] = (),
+    ticks: Sequence[tuple[float, str]] = (),
+    missing: str = "none",
+    missing_is_high: bool = False,
+) -> dict[str, Any]:
+    """Builds an axis of a `parallel` or `paths` panel.
+
+    Args:
+        values: a number per line, in the order of their names, or None if the line lacks it; for `paths` a list of
+            numbers per line. On an axis of categories, a number is a place in `categories`.
+        ticks: (number, label) of the only ticks, instead of round numbers.
+        missing: label of the place of lines that lack a value: below the numbers, or above if `missing_is_high`.
+    """
+    rows = [list(value) if isinstance(value, list | tuple) else value for value in values]
+    written = [{"at": at, "label": text} for at, text in ticks]
+    names = list(categories)
+    return {
+        "label": label,
+        "scale": scale,
+        "values": rows,
+        "categories": names,
+        "ticks": written,
+        "missing": missing,
+        "missing_is_high": missing_is_high,
+    }
+
+
+def parallel(
+    name: str,
+    title: str,
+    names: Sequence[str],
+    ranks: Sequence[int | None],
+    axes: Sequence[dict[str, Any]],
+    **panel: Any,
+) -> Panel:
+    """Builds a `parallel` panel, full width: parallel coordinates, in which the mouse selects ranges of axes.
+
+    Args:
+        names: one per line.
+        ranks: decide the colours: 1 is the best. None: the line has no rank, and is drawn in a colour of its own.
+        axes: from left to right, each from `axis`.
+    """
+    data = {"names": list(names), "ranks": list(ranks), "axes": list(axes)}
+    return Panel(name=name, title=title, kind="parallel", data=data, **{"width": "full", **panel})
+
+
+def paths(
+    name: str,
+    title: str,
+    names: Sequence[str],
+    ranks: Sequence[int | None],
+    x: Sequence[dict[str, Any]],
+    y: dict[str, Any],
+    **panel: Any,
+) -> Panel:
+    """Builds a `paths` panel, full width: many lines, or points, coloured by rank, over one or several x.
+
+    Args:
+        names: one per line.
+        ranks: as for `parallel`.
+        x: an axis for each picture; each has as many numbers per line as y.
+        y: the axis that they share.
+    """
+    data = {"names": list(names), "ranks": list(ranks), "x": list(x), "y": y}
+    return Panel(name=name, title=title, kind="paths", data=data, **{"width": "full", **panel})
 
 
 def cards(name: str, title: str, values: Sequence[tuple[str, str, str]], **panel: Any) -> Panel:

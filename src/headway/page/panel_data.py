@@ -11,10 +11,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from headway.core.errors import HeadwayError, suggest_nearest
 from headway.core.value_errors import describe_error
+from headway.page.canvas_data import ParallelData, PathsData
 from headway.page.panel import Panel, PanelKind
+from headway.page.panel_model import PanelModel
 
 # Cells listed beside a matrix: as many as fit there without scrolling.
 MAX_LISTED_CELLS = 12
+# Charts that plotly draws, and those with many lines, which are drawn on a canvas: SVG would take seconds.
+PLOTLY_KINDS = ("lines", "points", "bars", "matrix", "surface", "grid")
+CANVAS_KINDS = ("parallel", "paths")
 # Cells that are set flush right: `1,234`, `5e-4`, `93.1 %`, `12 ms`, `-`.
 NUMERIC_CELL = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?[%\w/]{1,9})?|-?")
 
@@ -29,13 +34,8 @@ def _check_data_uri(uri: str) -> str:
     return uri
 
 
-class _PanelData(BaseModel):
-    # Strict: a number in quotes, or a key of another kind, is an error of the producer and must not be drawn.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
 @final
-class CardData(_PanelData):
+class CardData(PanelModel):
     """One number in large type, with its label and a note."""
 
     label: str
@@ -44,7 +44,7 @@ class CardData(_PanelData):
 
 
 @final
-class CardsData(_PanelData):
+class CardsData(PanelModel):
     """A row of cards."""
 
     cards: list[CardData]
@@ -54,7 +54,7 @@ class CardsData(_PanelData):
 
 
 @final
-class SeriesData(_PanelData):
+class SeriesData(PanelModel):
     """One line. A None in y is a gap."""
 
     name: str
@@ -69,7 +69,7 @@ class SeriesData(_PanelData):
 
 
 @final
-class BandData(_PanelData):
+class BandData(PanelModel):
     """Shaded range around one line, with a bound per point of the line. A None is a gap."""
 
     of: Annotated[int, Field(ge=0)]
@@ -79,7 +79,7 @@ class BandData(_PanelData):
 
 
 @final
-class LinesData(_PanelData):
+class LinesData(PanelModel):
     """Lines over common axes."""
 
     x_label: str
@@ -114,7 +114,43 @@ class LinesData(_PanelData):
 
 
 @final
-class StackData(_PanelData):
+class MarkData(PanelModel):
+    """Named point of a chart or on a surface."""
+
+    name: str
+    x: float
+    y: float
+
+
+@final
+class PointSeriesData(PanelModel):
+    """Points of one colour."""
+
+    name: str
+    points: list[MarkData]
+
+
+@final
+class PointsData(PanelModel):
+    """Scatter plot: series of named points over common axes."""
+
+    x_label: str
+    y_label: str
+    series: list[PointSeriesData]
+    log_x: bool = False
+
+    @model_validator(mode="after")
+    def _check_log_axis(self) -> PointsData:
+        if self.log_x and any(point.x <= 0 for series in self.series for point in series.points):
+            raise ValueError("a logarithmic axis has no points at 0 or below")
+        return self
+
+    def is_empty(self) -> bool:
+        return not any(series.points for series in self.series)
+
+
+@final
+class StackData(PanelModel):
     """One part of every bar."""
 
     name: str
@@ -122,7 +158,7 @@ class StackData(_PanelData):
 
 
 @final
-class RuleData(_PanelData):
+class RuleData(PanelModel):
     """Named line across all bars."""
 
     name: str
@@ -130,7 +166,7 @@ class RuleData(_PanelData):
 
 
 @final
-class BarsData(_PanelData):
+class BarsData(PanelModel):
     """Horizontal stacked bars. A logarithmic axis has no sums: there each bar has one part."""
 
     x_label: str
@@ -168,7 +204,7 @@ class BarsData(_PanelData):
 
 
 @final
-class MatrixData(_PanelData):
+class MatrixData(PanelModel):
     """Square of values from 0 up, with the same names along both sides."""
 
     x_label: str
@@ -207,16 +243,7 @@ class MatrixData(_PanelData):
 
 
 @final
-class MarkData(_PanelData):
-    """Named point on a surface."""
-
-    name: str
-    x: float
-    y: float
-
-
-@final
-class SurfaceData(_PanelData):
+class SurfaceData(PanelModel):
     """Heights over a grid: rows are y, None is a gap."""
 
     x_label: str
@@ -243,7 +270,7 @@ class SurfaceData(_PanelData):
 
 
 @final
-class GridData(_PanelData):
+class GridData(PanelModel):
     """Heat map: a row of values per name over ascending x. A None is a gap."""
 
     x_label: str
@@ -254,6 +281,18 @@ class GridData(_PanelData):
     values: list[list[float | None]]
     log: bool = False
     """Colours by powers of ten."""
+    columns: list[str] = []
+    """Names of the columns, if x only counts them."""
+    texts: list[list[str]] = []
+    """Text of each cell, in rows of one text per x; empty: nothing."""
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> GridData:
+        if self.columns and len(self.columns) != len(self.x):
+            raise ValueError(f"there are {len(self.columns)} columns for {len(self.x)} x")
+        if self.texts and [len(row) for row in self.texts] != [len(self.x)] * len(self.names):
+            raise ValueError(f"{len(self.names)} names and {len(self.x)} x need as many rows of as many texts")
+        return self
 
     @model_validator(mode="after")
     def _check_rows(self) -> GridData:
@@ -268,7 +307,7 @@ class GridData(_PanelData):
 
 
 @final
-class ImageData(_PanelData):
+class ImageData(PanelModel):
     """One image as a base64 data URI, with its caption."""
 
     src: Annotated[str, AfterValidator(_check_data_uri)]
@@ -277,7 +316,7 @@ class ImageData(_PanelData):
 
 
 @final
-class ImagesData(_PanelData):
+class ImagesData(PanelModel):
     """Images side by side, or `whole`: one below the other, at their own width."""
 
     images: list[ImageData]
@@ -288,7 +327,7 @@ class ImagesData(_PanelData):
 
 
 @final
-class TableData(_PanelData):
+class TableData(PanelModel):
     """Rows of texts, one per column."""
 
     columns: list[str]
@@ -310,7 +349,7 @@ class TableData(_PanelData):
 
 
 @final
-class TextData(_PanelData):
+class TextData(PanelModel):
     """Text that is shown unchanged."""
 
     text: str
@@ -333,8 +372,9 @@ class _Document(BaseModel, Generic[T]):
 
 
 DOCUMENT_BY_KIND: dict[str, Any] = {
-    "cards": _Document[CardsData], "lines": _Document[LinesData], "bars": _Document[BarsData],
-    "matrix": _Document[MatrixData], "surface": _Document[SurfaceData], "grid": _Document[GridData],
+    "cards": _Document[CardsData], "lines": _Document[LinesData], "points": _Document[PointsData],
+    "bars": _Document[BarsData], "matrix": _Document[MatrixData], "surface": _Document[SurfaceData],
+    "grid": _Document[GridData], "parallel": _Document[ParallelData], "paths": _Document[PathsData],
     "images": _Document[ImagesData], "table": _Document[TableData], "text": _Document[TextData],
 }  # fmt: skip
 
@@ -378,7 +418,7 @@ def check_panel(panel: Panel) -> CheckedPanel:
         raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {problem}") from error
     is_empty = document.data.is_empty()
     # Cards, images, tables and texts are plain HTML: only charts need their data as JSON.
-    is_chart = panel.kind in ("lines", "bars", "matrix", "surface", "grid") and not is_empty
+    is_chart = panel.kind in (*PLOTLY_KINDS, *CANVAS_KINDS) and not is_empty
     return CheckedPanel(
         document=document,
         json=_escape_for_script(document_json) if is_chart else "",

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from headway.core.errors import HeadwayError
 from headway.page.panel import Panel
-from headway.page.panel_data import CheckedPanel, check_panel
+from headway.page.panel_data import CANVAS_KINDS, PLOTLY_KINDS, CheckedPanel, check_panel
 
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 
@@ -60,6 +60,7 @@ def render(
         sorted(checked_panels, key=sort_key), key=lambda checked_panel: checked_panel.document.section
     )
     groups = [(section, _lay_out(group)) for section, group in panels_by_section]
+    kinds = {one.document.kind for one in checked_panels if one.json}
     html = _load_template().render(
         title=title,
         subtitle=subtitle,
@@ -67,7 +68,8 @@ def render(
         groups=groups,
         css=_read_asset("page.css"),
         script=_read_asset("charts.js"),
-        plotly=_read_asset(PLOTLY_FILE) if any(checked_panel.json for checked_panel in checked_panels) else "",
+        canvas_script=_read_asset("canvas.js") if kinds & set(CANVAS_KINDS) else "",
+        plotly=_read_asset(PLOTLY_FILE) if kinds & set(PLOTLY_KINDS) else "",
     )
     # A title may hold a file name in another encoding, which Python reads as surrogates.
     return html.encode("utf-8", errors="replace").decode("utf-8")

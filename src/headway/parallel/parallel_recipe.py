@@ -196,8 +196,11 @@ class LocalRecipe(StrategyRecipe):
     """Step by the mean change with an optimizer of its own (DiLoCo), which suits long rounds. Unset: take the mean."""
 
 
-SEVERAL_RUNS = ("ensemble", "sweep")
-"""Names that sound like strategies, and are several runs."""
+SEVERAL_RUNS = {
+    "ensemble": "headway ensemble RUN RUN averages runs with several seeds",
+    "sweep": "headway sweep RECIPE --space SPACE.yaml --budget 8 trains many",
+}
+"""Names that sound like strategies, and the command for several runs that they stand for."""
 
 
 def _expand_strategy(value: Any) -> Any:
@@ -205,10 +208,7 @@ def _expand_strategy(value: Any) -> Any:
     if isinstance(value, str):
         value = {"strategy": value}
     if isinstance(value, dict) and (name := value.get("strategy")) in SEVERAL_RUNS:
-        raise ValueError(
-            f"{name} is no strategy of one run, but several runs: start each by itself with another seed, as in"
-            " headway train RECIPE seed=1 --run runs/1"
-        )
+        raise ValueError(f"{name} is no strategy of one run, but several runs: {SEVERAL_RUNS[name]}")
     return value
 
 

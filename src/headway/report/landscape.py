@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -19,7 +19,16 @@ from headway.core.run_folder import RunFolder
 from headway.observe import directions
 from headway.observe.directions import PlaneAxes, WeightVector
 from headway.observe.sharpness import EpsilonSharpness, HessianEigenvalue
-from headway.report.solution import MetricCurves, Solution, open_solution
+from headway.report.landscape_grid import (
+    MEASURES,
+    RunScore,
+    SharpnessComparison,
+    build_grid,
+    choose_keys,
+    correlate_sharpness,
+)
+from headway.report.landscape_runs import expand_folders
+from headway.report.solution import EVALUATION, TRAINING, MetricCurves, Solution, open_solution
 from headway.training import runs
 
 STATISTICS = ("auto", "keep", "recompute")
@@ -64,6 +73,8 @@ class LandscapeOptions:
     # another solution. `recompute`: measured again on the training sample. `auto`: kept around a solution; recomputed
     # between solutions and along a path, because those of neither end fit there.
     statistics: str = "auto"
+    # Recipe keys of the grid's columns and rows. None: the two that differ, if exactly two of those that matter do.
+    over: tuple[str, str] | None = None
 
     def check(self) -> None:
         """Raises UsageError if a number is out of range or two options contradict each other."""
@@ -133,6 +144,14 @@ class RunSharpness:
     # The same by relative change: each weight in units of its filter norm.
     relative: HessianEigenvalue | None
 
+    def list_measures(self) -> dict[str, float | None]:
+        """Lists the number of each measure, by the keys of MEASURES."""
+        numbers = (
+            self.keskar and self.keskar.percent,
+            *(one and one.value for one in (self.eigenvalue, self.relative)),
+        )
+        return dict(zip(MEASURES, numbers, strict=True))
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +175,8 @@ class Landscape:
     runs: list[LandscapeRun]
     lines: list[LossLine]
     planes: list[LossPlane]
+    # None for a single run.
+    comparison: SharpnessComparison | None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -166,14 +187,15 @@ def compute_landscape(
 ) -> Landscape:
     """Measures the loss landscape of runs, along filter-normalised directions (Li et al. 2018, arXiv 1712.09913).
 
-    The network is in evaluation mode and in float32. The loss is the task's, without weight decay. The same call gives
-    the same numbers on the same machine.
+    A folder of runs, such as that of a sweep, stands for the finished ones in it. The network is in evaluation mode and
+    in float32. The loss is the task's, without weight decay. The same call gives the same numbers on the same machine.
 
     Raises:
         UsageError: A folder is not a run, a run has no weights, or the runs do not fit the options.
         HeadwayError: The data of a run cannot be opened.
     """
     options.check()
+    folders = expand_folders(folders)
     if not folders:
         raise UsageError("no run was given", fix="headway landscape RUN [RUN2 ...].")
     if options.between and len(folders) < 2:
@@ -188,12 +210,39 @@ def compute_landscape(
         if options.between:
             for other in solutions[1:]:
                 check_comparable(solutions[0], other)
-        return _measure_solutions(solutions, paths, options, progress)
+        recipes = _select_recipe_values(solutions)
+        # Keys that do not differ are refused before anything is measured.
+        keys = choose_keys(recipes, options.over)
+        landscape = _measure_solutions(solutions, paths, recipes, options, progress)
+        if len(solutions) < 2:
+            return landscape
+        return replace(landscape, comparison=_compare_sharpness(landscape.runs, solutions[0].setup.task.primary, keys))
+
+
+def _compare_sharpness(
+    drawn: Sequence[LandscapeRun], primary: str, keys: tuple[str, str] | None
+) -> SharpnessComparison:
+    """Puts the sharpness of runs beside their metric: that of the task, of the evaluation sets if all have one."""
+    which = EVALUATION if all(EVALUATION in one.numbers for one in drawn) else TRAINING
+    metric = primary if all(primary in one.numbers.get(which, {}) for one in drawn) else "loss"
+    scores = [
+        RunScore(
+            name=one.name,
+            recipe=one.recipe,
+            metric=one.numbers.get(which, {}).get(metric),
+            sharpness=one.sharpness.list_measures() if one.sharpness else {},
+        )
+        for one in drawn
+    ]
+    grid = build_grid(scores, keys) if keys is not None else None
+    correlations = correlate_sharpness(scores)
+    return SharpnessComparison(metric=metric, which=which, scores=scores, grid=grid, correlations=correlations)
 
 
 def _measure_solutions(
     solutions: list[Solution],
     paths: list[list[tuple[str, WeightVector]]],
+    recipes: list[dict[str, Any]],
     options: LandscapeOptions,
     progress: Progress | None,
 ) -> Landscape:
@@ -213,7 +262,6 @@ def _measure_solutions(
 
     for one in solutions:
         one.tick = tick
-    recipes = _select_recipe_values(solutions)
     drawn, lines, planes = [], [], []
     for one, path, recipe in zip(solutions, paths, recipes, strict=True):
         numbers = one.measure(recompute=False)
@@ -235,7 +283,7 @@ def _measure_solutions(
             lines.append(_measure_line_between(first, states[0], other.name, state, options))
         if len(others) == 2:
             planes.append(_measure_plane_between(first, [one.name for one in solutions], states, options))
-    return Landscape(options=options, runs=drawn, lines=lines, planes=planes)
+    return Landscape(options=options, runs=drawn, lines=lines, planes=planes, comparison=None)
 
 
 def _measure_sharpness(one: Solution, options: LandscapeOptions) -> RunSharpness:

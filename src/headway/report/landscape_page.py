@@ -11,6 +11,7 @@ from headway.core.run_folder import RunFolder
 from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.report.landscape import Landscape, LandscapeRun, LossLine, LossPlane
+from headway.report.landscape_grid_page import build_comparison_panels, describe_comparison
 from headway.training.evaluation_panels import write_panels
 
 SECTION = "Loss landscape"
@@ -18,6 +19,8 @@ SECTION = "Loss landscape"
 PREFIX = "landscape-"
 # Ratio of the highest to the lowest loss from which a logarithmic axis is used.
 LOG_AXIS_RATIO = 50.0
+# Runs up to which the title names each.
+MOST_TITLE_NAMES = 6
 
 STATISTICS_NOTES = {
     "kept": "batch norm statistics are those of the solution",
@@ -43,7 +46,8 @@ def write_page(landscape: Landscape, out: Path | None = None) -> Path:
         write_panels(run, made)
         out = out or run.folder / "landscape.html"
     out = out or Path("landscape.html")
-    names = ", ".join(one.name for one in landscape.runs)
+    count = len(landscape.runs)
+    names = ", ".join(one.name for one in landscape.runs) if count <= MOST_TITLE_NAMES else f"{count} runs"
     html = renderer.render(
         made, title=f"{names}: loss landscape", subtitle=_describe_data(landscape), sections=(SECTION,)
     )
@@ -66,6 +70,8 @@ def format_numbers(landscape: Landscape) -> str:
         cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
     lines += [f"{line.name}: {_describe_barrier(line)}" for line in landscape.lines if line.kind == "between"]
+    if landscape.comparison is not None:
+        lines += describe_comparison(landscape.comparison)
     return "\n".join(lines)
 
 
@@ -75,9 +81,12 @@ def _describe_barrier(line: LossLine) -> str:
 
 
 def build_panels(landscape: Landscape) -> list[Panel]:
-    """Builds the table of numbers, then lines and planes by data set and metric."""
+    """Builds the tables of numbers, sharpness beside accuracy, then lines and planes by data set and metric."""
     around = [line for line in landscape.lines if line.kind == "around"]
-    out = [_build_numbers_table(landscape), *_build_recipe_table(landscape), *_build_lines_around(around)]
+    out = [_build_numbers_table(landscape), *_build_recipe_table(landscape)]
+    if landscape.comparison is not None:
+        out += build_comparison_panels(landscape.comparison, 602, section=SECTION)
+    out += _build_lines_around(around)
     # Orders leave room for ten panels of each line and plane.
     for place, line in enumerate(line for line in landscape.lines if line.kind == "between"):
         out += _build_lines_between(line, 640 + 10 * place, place)

@@ -161,7 +161,11 @@ def _build_cards(
         cards.append(("other programs", f"{other_load:.0%}", note))
     count = about["parameters"]
     cards.append(("parameters", f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count:,}", ""))
-    note = f"The clock leaves out {summary['clock_excludes']}." if summary else "The run has not ended yet."
+    note = "The run has not ended yet."
+    if summary:
+        note = f"The clock leaves out {summary['clock_excludes']}."
+    elif "parents" in about:
+        note = "These weights were not trained here: they come from the runs that provenance.json names as parents."
     return panel.cards("result", "Result", cards, section="Result", order=100, note=note)
 
 

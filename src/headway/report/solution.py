@@ -16,7 +16,6 @@ from headway.core.errors import HeadwayError, UsageError
 from headway.core.modules import switch_to_evaluation
 from headway.core.run_folder import RunFolder
 from headway.data.data_recipe import SYNTHETIC
-from headway.model.batch_norm import recompute_statistics
 from headway.observe import directions
 from headway.observe.directions import WeightVector
 from headway.observe.sharpness import (
@@ -31,6 +30,7 @@ from headway.setup.checks import check_labels
 from headway.setup.inputs import open_dataset
 from headway.setup.train_setup import TrainSetup
 from headway.training import runs
+from headway.training.averages import recompute_from_images
 
 LOG = logging.getLogger("headway.report")
 
@@ -183,15 +183,7 @@ class Solution:
         return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
     def _recompute_statistics(self) -> None:
-        model = self.setup.model
-        with switch_to_evaluation(model):
-            # Only batch norm goes to training mode: dropout would change the statistics.
-            for one in model.modules():
-                if isinstance(one, _BatchNorm):
-                    one.train()
-            with torch.no_grad(), recompute_statistics(model):
-                for images, _ in self.samples[TRAINING].batches:
-                    model(self.setup.augment.normalise(images))
+        recompute_from_images(self.setup, (images for images, _ in self.samples[TRAINING].batches))
 
 
 def _drop_nonfinite(sharpness: EpsilonSharpness) -> EpsilonSharpness | None:

@@ -59,6 +59,7 @@ from headway.setup.rates import (
 )
 from headway.setup.recipe import NO_GRAPHS, TrainRecipe
 from headway.setup.seeding import seed_generators
+from headway.setup.shared_inputs import SharedInputs
 from headway.setup.strips import resolve_until
 from headway.setup.task import LABEL_PHRASES, TargetSpec, Task
 from headway.setup.task_builder import BUILT_IN, build_task
@@ -87,6 +88,7 @@ def build_setup(
     recorded: RecordedData | None = None,
     ranks: Ranks | None = None,
     dry_run: DryRunOptions | None = None,
+    shared: SharedInputs | None = None,
 ) -> TrainSetup:
     """Builds the parts of a run, and resolves every `auto` of its recipe.
 
@@ -100,11 +102,12 @@ def build_setup(
         ranks: the ranks of this run; each uses the GPU of its local rank. None if one process trains.
         dry_run: set for a dry run. The network is checked on shapes alone if it allows that, its size is not counted,
             and `micro_batch: auto` stays unresolved.
+        shared: inputs that this run shares with others; it opens none of its own.
 
     Raises:
         HeadwayError: something is wrong with recipe, data, network or task.
     """
-    return _SetupBuilder(loaded, fresh, recorded, ranks, dry_run).build()
+    return _SetupBuilder(loaded, fresh, recorded, ranks, dry_run, shared).build()
 
 
 @final
@@ -121,6 +124,7 @@ class _SetupBuilder:
         recorded: RecordedData | None,
         ranks: Ranks | None,
         dry_run: DryRunOptions | None,
+        shared: SharedInputs | None,
     ) -> None:
         # First the keys that follow the weights, while keys of the user can be told from resolved ones; then the batch.
         num_ranks = 1 if ranks is None else ranks.launched_size
@@ -133,7 +137,11 @@ class _SetupBuilder:
             LOG.warning(text)
         self.is_dry_run = dry_run is not None
         self.device = self._prepare_device()
-        self.loaded, self.inputs = open_inputs(self.loaded, self.device, opens_data=recorded is None, dry_run=dry_run)
+        self.loaded, self.inputs = (
+            open_inputs(self.loaded, self.device, opens_data=recorded is None, dry_run=dry_run)
+            if shared is None
+            else shared.open(self.loaded, self.device)
+        )
         # `self.loaded` is updated as each further `auto` is resolved; `self.recipe` keeps the state at this point.
         self.recipe = self.loaded.recipe
         self.samples = self.inputs.samples if recorded is None else recorded.samples

@@ -32,6 +32,7 @@ class ComposedTask(Task):
         self, inner: Task, target: TargetSpec, *, loss: PerSample | None, metrics: AddedMetrics, primary: str | None
     ) -> None:
         self._inner, self._kind, self._loss, self._metrics = inner, target.kind, loss, metrics
+        self.activation = inner.activation
         self.set_metrics = (*inner.set_metrics, *metrics.of_set)
         of_inner = {inner.primary} if not inner.higher_is_better else set()
         self.lower_is_better = frozenset(metrics.lower_is_better | inner.lower_is_better | of_inner)

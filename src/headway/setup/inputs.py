@@ -30,7 +30,7 @@ from headway.data.decode import resolve_backend
 from headway.data.loader import Loader
 from headway.data.loader_spec import LoaderSpec
 from headway.data.order import Order
-from headway.data.resolution import compute_progressive_size
+from headway.data.resolution import compute_progressive_size, expand_size
 from headway.data.synthetic import SyntheticLoader
 from headway.data.tiers import Tier, choose_tier
 from headway.data.tiers.remote_dataset import RemoteShards
@@ -39,6 +39,7 @@ from headway.setup import checks
 from headway.setup.augment_place import KEY, choose_augment_place, warn_about_crops
 from headway.setup.input_wording import TIER_PHRASES, describe_decoding, get_tier_reason
 from headway.setup.recipe import TrainRecipe
+from headway.setup.stand_in import build_stand_in
 from headway.setup.user_transforms import build_image_transform
 
 LOG = logging.getLogger("headway.setup")
@@ -81,7 +82,8 @@ class Inputs:
         synthetic: the random images that replace the training set; None if it was opened, or nothing is trained.
         max_first_samples: most images that are read before the first step.
         loader: loader of the newest training batches; its stats are those of the run.
-        batch_source: gives the training batches instead of a loader, for example from memory.
+        batch_source: gives the training batches from a position on instead of a loader, for example from memory.
+        is_lent: another owner closes the data and the loader.
         image_transform, batch_transform: the recipe's transforms of uint8 training images, and of batches of them.
     """
 
@@ -95,7 +97,8 @@ class Inputs:
     synthetic: SyntheticRecipe | None = None
     max_first_samples: int = MAX_FIRST_SAMPLES
     loader: Loader | None = None
-    batch_source: Callable[[], Iterable[Batch]] | None = None
+    batch_source: Callable[[BatchPlan, int], Iterable[Batch]] | None = None
+    is_lent: bool = False
     image_transform: ImageTransform | None = None
     batch_transform: BatchTransform | None = None
     _tiers: dict[int, Tier] = field(default_factory=dict)
@@ -110,9 +113,9 @@ class Inputs:
             plan: number of samples in each step.
             position: samples served before the first batch, over all ranks.
         """
-        # The doctor replays kept batches to measure the loop without its input.
+        # The doctor replays kept batches to measure the loop without its input, and runs may share one loader.
         if self.batch_source is not None:
-            return self.batch_source()
+            return self.batch_source(plan, position)
         if self.train is None:
             batches: Iterable[Batch] = SyntheticLoader(
                 self.synthetic or SyntheticRecipe(),
@@ -131,7 +134,7 @@ class Inputs:
         """Builds a function that reads the batch of the step at any position, and sets `loader` as `build_batches`."""
         if self.batch_source is not None:
             # Replayed batches follow each other, whatever the step.
-            replayed = iter(self.batch_source())
+            replayed = iter(self.batch_source(plan, 0))
             return lambda position: next(replayed)
         if self.train is not None:
             # The caller reads the next step in a thread of its own: nothing else is made ahead of need.
@@ -242,6 +245,8 @@ class Inputs:
 
     def close(self) -> None:
         """Closes the tiers and the data sets."""
+        if self.is_lent:
+            return
         if self.loader is not None:
             self.loader.close()
         # Tiers first: their threads still read from the data sets.
@@ -359,7 +364,7 @@ def open_inputs(
     if recipe.data.train == SYNTHETIC:
         synthetic = recipe.data.synthetic or SyntheticRecipe()
     elif dry_run is not None and dry_run.stated is not None:
-        loaded, synthetic = _build_stand_in(loaded, dry_run.stated)
+        loaded, synthetic = build_stand_in(loaded, dry_run.stated)
     # The stack closes everything opened so far if a later check refuses the recipe.
     with ExitStack() as on_error:
         if opens_data and synthetic is None:
@@ -437,7 +442,7 @@ def _resolve_images(
     if train is None:
         assert recipe.data.size is not None
         assert recipe.data.channels is not None
-        return loaded, _expand_size(recipe.data.size), recipe.data.channels, 0
+        return loaded, expand_size(recipe.data.size), recipe.data.channels, 0
     # Each resolved value carries its reason, and the run keeps both.
     if recipe.data.channels is None:
         reason = "every training image is gray" if train.description.channels == 1 else "training images have colour"
@@ -452,25 +457,7 @@ def _resolve_images(
         loaded = loaded.resolve("data.size", size, "all training images have this size")
     channels = loaded.recipe.data.channels
     assert channels is not None
-    return loaded, _expand_size(size), channels, len(train)
-
-
-def _build_stand_in(
-    loaded: LoadedRecipe[TrainRecipe], stated: SyntheticRecipe
-) -> tuple[LoadedRecipe[TrainRecipe], SyntheticRecipe]:
-    """Builds the stand-in for an absent training set: as stated, with the recipe's size and channels."""
-    data_recipe = loaded.recipe.data
-    if data_recipe.size is None:
-        what = "the data are not there, so the size of their images is unknown"
-        raise RecipeError(what, where="data.size", fix="Set it, for example to 224.")
-    channels = data_recipe.channels or 3
-    if data_recipe.channels is None:
-        loaded = loaded.resolve("data.channels", channels, "images have colour unless the recipe says otherwise")
-    return loaded, stated.model_copy(update={"size": _expand_size(data_recipe.size), "channels": channels})
-
-
-def _expand_size(size: int | tuple[int, int]) -> tuple[int, int]:
-    return size if isinstance(size, tuple) else (size, size)
+    return loaded, expand_size(size), channels, len(train)
 
 
 def _resolve_normalisation(loaded: LoadedRecipe[TrainRecipe], inputs: Inputs) -> LoadedRecipe[TrainRecipe]:

@@ -25,6 +25,9 @@ from headway.setup.callback_recipe import CallbackRecipe, EarlyStoppingRecipe, e
 from headway.setup.parallel_checks import check_parallel
 from headway.setup.recipe_synonyms import KEY_SYNONYMS, VALUE_SYNONYMS
 
+MACHINE_KEYS = ("device", "data.cache", "augment.where")
+"""Keys whose `auto` depends on the machine. It is resolved again on the machine that continues a run."""
+
 NO_GRAPHS = "graphs are CUDA graphs, which need a GPU"
 
 
@@ -93,6 +96,8 @@ class EvaluateRecipe(RecipePart):
 
     every_epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Epochs between two evaluations. Another one follows the last step."""
+    at_steps: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Steps after which there is an evaluation too."""
     batch: int | None = Field(default=None, ge=1)
     """Samples per forward pass. Unset: as in training, with its micro-batch if there is one."""
     flip: bool = False

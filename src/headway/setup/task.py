@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn import functional as F
@@ -18,6 +18,10 @@ from headway.setup.set_metrics import SetMetric
 
 LABEL_PHRASES: dict[LabelKind, str] = {"class": "classes", "multi": "sets of names", "value": "numbers"}
 """Each kind of label in words."""
+
+
+Activation = Literal["softmax", "sigmoid", "identity"]
+"""From outputs to probabilities of classes (softmax) or of single labels (sigmoid), or to numbers (identity)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,8 @@ class Task(ABC):
     """Metrics beside the primary one that are better when lower; the loss always is."""
     set_metrics: Sequence[SetMetric] = ()
     """Metrics of a whole set, such as F1. Evaluations compute them beside the means of `metrics`."""
+    activation: Activation | None = None
+    """Function that turns outputs into what an ensemble averages; None: a task of your own that allows no ensemble."""
 
     @property
     @abstractmethod
@@ -85,6 +91,7 @@ class Classification(Task):
     """
 
     primary, higher_is_better = "accuracy", True
+    activation = "softmax"
 
     def __init__(self, target: TargetSpec, *, label_smoothing: float = 0.0) -> None:
         _expect_kind(target, "class", "Classification")
@@ -118,6 +125,7 @@ class MultiLabel(Task):
     """Binary cross-entropy, mean over the labels; metrics `label_accuracy` and `exact` (every label is right)."""
 
     primary, higher_is_better = "label_accuracy", True
+    activation = "sigmoid"
 
     def __init__(self, target: TargetSpec) -> None:
         _expect_kind(target, "multi", "MultiLabel")
@@ -150,6 +158,7 @@ class Regression(Task):
     """Squared error, mean over the numbers; metric `absolute_error`."""
 
     primary, higher_is_better = "absolute_error", False
+    activation = "identity"
 
     def __init__(self, target: TargetSpec) -> None:
         _expect_kind(target, "value", "Regression")

@@ -57,6 +57,7 @@ class TrainSetup:
         outer: steps all ranks together after a round of such steps; None if no step is made alone.
         divided: the parts that this rank holds of a network that is divided over the ranks; None: it holds all.
         owners: the owners of the parameters, if each rank steps its own only.
+        members: the networks whose predictions are averaged, if this is an ensemble; all else is that of the first one.
     """
 
     loaded: LoadedRecipe[TrainRecipe]
@@ -82,6 +83,7 @@ class TrainSetup:
     outer: OuterOptimizer | None = None
     divided: DividedNetwork | None = None
     owners: Owners | None = None
+    members: tuple[TrainSetup, ...] = ()
 
     @property
     def parts(self) -> OwnParts | OwnedState | None:

@@ -55,7 +55,9 @@ class ActionRules:
             interval = every_epochs * setup.epoch
             return is_last or math.floor(position / interval) > math.floor(before / interval)
 
-        if setup.eval is not None and is_due(setup.recipe.evaluate.every_epochs):
+        evaluation = setup.recipe.evaluate
+        at_steps = any(rounds.find_start(step) < one <= step for one in evaluation.at_steps)
+        if setup.eval is not None and (at_steps or is_due(evaluation.every_epochs)):
             actions += self._evaluation
         # Before the checkpoint, which holds the state of the callbacks.
         if self._has_callbacks and position // setup.epoch > before // setup.epoch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, final
@@ -10,9 +10,11 @@ from typing import Any, final
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from headway.checkpoint.compatibility import find_mismatch
 from headway.core.errors import CheckpointError
+from headway.core.modules import switch_to_evaluation
 from headway.launch.ranks import Ranks
 from headway.model.batch_norm import list_running_statistics, recompute_statistics
 from headway.model.ema import Ema
@@ -150,6 +152,24 @@ class WeightAverages:
         finally:
             if masters is not None:
                 masters.write_back()
+
+
+def recompute_from_images(setup: TrainSetup, batches: Iterable[torch.Tensor]) -> None:
+    """Recomputes the statistics of batch norm in place, as means over batches that are not augmented.
+
+    Args:
+        batches: uint8 [b, H, W, C], on the device.
+    """
+    model = setup.model
+    with switch_to_evaluation(model):
+        # Only batch norm goes to training mode: dropout would change the statistics.
+        for one in model.modules():
+            if isinstance(one, _BatchNorm):
+                one.train()
+        with torch.no_grad(), recompute_statistics(model):
+            for images in batches:
+                with setup.precision.autocast():
+                    model(setup.augment.normalise(images))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from headway.core.random_keys import GOLDEN, mix_int
+from headway.setup.seeding import GeneratorStates
 from headway.setup.train_setup import TrainSetup
 
 
@@ -161,21 +162,14 @@ def separate_generators(device: torch.device, seed: int, position: int, number: 
     Args:
         number: number of the callback.
     """
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    states = [generator.get_state() for generator in generators]
-    python_state, numpy_state = random.getstate(), np.random.get_state()
+    before = GeneratorStates.read(device)
     mixed = mix_int(mix_int(mix_int(seed) + position) - (number + 1) * GOLDEN)
     try:
-        for generator in generators:
+        for generator, _ in before.of_torch:
             generator.manual_seed(mixed & ((1 << 63) - 1))
         # NumPy's global generator takes 32 bits at most.
         np.random.seed(mixed & 0xFFFFFFFF)
         random.seed(mixed)
         yield
     finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+        before.restore()

@@ -52,7 +52,7 @@ def train_on_ranks(
     # The recipe is read here first, so that a mistake in it is reported once and not by every process. The name of the
     # run folder is chosen here too, as all processes must know it; rank 0 creates the folder.
     if resume is not None:
-        tree = runs.reload_recipe(RunFolder.open(resume)).recipe
+        tree = runs.reload_recipe(RunFolder.open_resumable(resume)).recipe
         folder, verb = resume, ["--resume", str(resume)]
     elif recipe is not None:
         tree = resolve_batch(read_recipe(recipe, overrides, TrainRecipe), num_ranks).recipe

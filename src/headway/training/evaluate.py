@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,16 @@ from numpy.typing import NDArray
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from headway.core.errors import DataError
+from headway.core.errors import DataError, UsageError
 from headway.data import dataset as data
 from headway.data.batch import Batch
 from headway.launch.ranks import Ranks
+from headway.setup.checks import check_labels
 from headway.setup.class_counts import ClassCounts
+from headway.setup.inputs import open_dataset
 from headway.setup.metric_catalog import collect_set_metrics, compute_set_metrics
 from headway.setup.train_setup import TrainSetup
+from headway.training.average_outputs import average_outputs
 
 POSITIONS, PREDICTED, COLLECTED = "places of samples", "classes predicted", "collected for metric "
 """Arrays gathered with those of the metrics. Their names have spaces, which the names of metrics cannot have."""
@@ -65,8 +69,7 @@ def evaluate_batches(
                     if setup.divided is not None and not setup.divided.is_whole_in_evaluation:
                         _answer_other_ranks(setup, batch.images)
                     continue
-                images = setup.augment.normalise(batch.images)
-                yield compute_outputs(setup, images), batch.labels, batch
+                yield predict_outputs(setup, batch.images), batch.labels, batch
     finally:
         setup.model.train(training)
 
@@ -74,6 +77,15 @@ def evaluate_batches(
 def _answer_other_ranks(setup: TrainSetup, images: torch.Tensor) -> None:
     """Runs the network on an image of zeros, as the other ranks need what this one holds of it."""
     compute_outputs(setup, setup.augment.normalise(images.new_zeros((1, *images.shape[1:]))))
+
+
+def predict_outputs(setup: TrainSetup, pixels: torch.Tensor) -> torch.Tensor:
+    """Computes the outputs for uint8 images [b, H, W, C], as float32 [b, outputs]; of an ensemble, the average."""
+    if setup.members:
+        # Each member normalises with its own mean and std.
+        outputs = [predict_outputs(member, pixels) for member in setup.members]
+        return average_outputs(setup.task.activation, outputs)
+    return compute_outputs(setup, setup.augment.normalise(pixels))
 
 
 def compute_outputs(setup: TrainSetup, images: torch.Tensor) -> torch.Tensor:
@@ -161,6 +173,28 @@ def evaluate(setup: TrainSetup, dataset: data.Dataset, ranks: Ranks | None = Non
         predicted=predicted if kind == "class" else None,
         counts=None if predicted is None else _count_classes(dataset, samples[counted], predicted),
     )
+
+
+def open_evaluation_set(setup: TrainSetup, folder: str | None, where: Path) -> data.Dataset:
+    """Opens the evaluation set of a run, or another packed folder; close it after use.
+
+    Args:
+        folder: the other folder; None: that of the recipe.
+        where: the run folder, for messages.
+
+    Raises:
+        UsageError: there is nothing to evaluate on, or it has other labels.
+    """
+    base, uri = (setup.loaded.base, setup.recipe.data.eval) if folder is None else (Path(), folder)
+    if uri is None:
+        raise UsageError("this run has no evaluation set", where=str(where), fix="Name one as --data or data=.")
+    dataset = open_dataset(base, uri)
+    try:
+        check_labels(setup.target, dataset)
+    except BaseException:
+        dataset.close()
+        raise
+    return dataset
 
 
 def _count_classes(dataset: data.Dataset, samples: NDArray[np.int64], predicted: NDArray[Any]) -> ClassCounts:

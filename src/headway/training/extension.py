@@ -24,8 +24,7 @@ from headway.optim import Schedule
 from headway.optim.batch_scaling import require_number
 from headway.setup.checks import check_places
 from headway.setup.rates import plan_steps
-from headway.setup.recipe import TrainRecipe
-from headway.training.recovery import MACHINE_KEYS
+from headway.setup.recipe import MACHINE_KEYS, TrainRecipe
 
 LOG = logging.getLogger("headway.training")
 

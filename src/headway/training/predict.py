@@ -28,7 +28,7 @@ from headway.data.host_transform import HostTransform
 from headway.data.records import Records
 from headway.data.reference import PILLOW_FORMATS
 from headway.setup.train_setup import TrainSetup
-from headway.training.evaluate import compute_outputs
+from headway.training.evaluate import predict_outputs
 
 ImageSource = Path | Image.Image | NDArray[np.uint8] | torch.Tensor
 """An image to predict: a file, or pixels [H, W] or [H, W, C], uint8."""
@@ -85,9 +85,8 @@ def predict(
             places, pixels = read_pixels(setup, decoder, files[low : low + batch], on_bad)
             if not places:
                 continue
-            images = setup.augment.normalise(torch.from_numpy(pixels).to(setup.device))
             with torch.no_grad():
-                outputs = compute_outputs(setup, images)
+                outputs = predict_outputs(setup, torch.from_numpy(pixels).to(setup.device))
             found = setup.task.predict(outputs) if top is None else _rank_classes(outputs, top, setup.target.classes)
             for place, row in zip(places, found, strict=True):
                 rows += 1

@@ -30,15 +30,13 @@ from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.launch.handover import TransferredState
 from headway.setup.precision import Precision
-from headway.setup.recipe import TrainRecipe
+from headway.setup.recipe import MACHINE_KEYS, TrainRecipe
 from headway.setup.train_setup import TrainSetup
 from headway.training.actions import Action
 
 if TYPE_CHECKING:
     from headway.training.trainer import Trainer
 
-MACHINE_KEYS = ("device", "data.cache", "augment.where")
-"""Recipe keys whose `auto` depends on the machine. It is resolved again on the machine that continues a run."""
 PROCESS_KEYS = (*MACHINE_KEYS, "micro_batch")
 """Recipe keys that may differ between the ranks of a run."""
 

@@ -4,65 +4,38 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import signal
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 
-from headway.checkpoint.checkpoints import Checkpoints
 from headway.core.errors import CommunicationError, FencedError, GenerationEndedError, HeadwayError, UsageError
-from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe, read_recipe
-from headway.core.run_folder import RunFolder, collect_provenance, describe_naming
-from headway.core.signals import handle_signals
-from headway.core.text_format import pluralise
+from headway.core.run_folder import RunFolder, describe_naming
 from headway.core.untrusted_json import is_whole_number
 from headway.data.decode import resolve_backend
 from headway.launch.ranks import Ranks
 from headway.model import pretrained
 from headway.setup.build import RecordedData, build_setup
-from headway.setup.checks import check_batch_size, check_labels, check_places, list_set_warnings
-from headway.setup.inputs import open_dataset
-from headway.setup.rates import describe_batch, resolve_batch
-from headway.setup.recipe import TrainRecipe
+from headway.setup.checks import check_batch_size, check_places
+from headway.setup.rates import resolve_batch
+from headway.setup.recipe import MACHINE_KEYS, TrainRecipe
 from headway.setup.task import LABEL_PHRASES, TargetSpec
 from headway.setup.train_setup import TrainSetup
-from headway.setup.user_callbacks import NamedCallback, build_callbacks, name_callbacks
+from headway.training.ensemble import join_members, list_members
 from headway.training.evaluate import evaluate as evaluate_set
+from headway.training.evaluate import open_evaluation_set
 from headway.training.evaluation_panels import build_evaluation_panels, write_panels
 from headway.training.extension import extend_recipe
-from headway.training.monitors import run_monitors
-from headway.training.progress import build_display
-from headway.training.recovery import MACHINE_KEYS
-from headway.training.results import describe_network_size, summarise, write_evaluation_panels, write_results
-from headway.training.tracing import TracingDisplay
-from headway.training.trainer import Trainer
+from headway.training.run_steps import RunResult, complete, continue_run, lock_folder, open_checkpoints, start_run
 
 LOG = logging.getLogger("headway.training")
 
 FLOAT32: dict[str, Any] = {"precision": "fp32", "half_weights": False}
 """Overrides that build a network in float32 whatever it was trained in. Weights are saved in float32."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """The result of a run that ended.
-
-    Attributes:
-        was_interrupted: SIGTERM or Ctrl-C ended it, and its state is saved.
-        is_lead: this process tells the user the result, for all ranks.
-    """
-
-    run: RunFolder
-    summary: dict[str, Any]
-    was_interrupted: bool
-    is_lead: bool = True
 
 
 def train(recipe: Path, overrides: Sequence[str], folder: Path | None) -> RunResult:
@@ -81,7 +54,7 @@ def train_recipe(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, callbac
     ranks = Ranks.from_environment(loaded.recipe.comm)
     if ranks is None:
         check_places(loaded.recipe.parallel, 1)
-        return _start_run(loaded, folder, callbacks=callbacks)
+        return complete(start_run(loaded, folder, callbacks=callbacks))
     if folder is None:
         raise UsageError("several processes need one run folder", fix=describe_naming())
     with _join_ranks(ranks, RunFolder(folder)):
@@ -92,7 +65,7 @@ def train_recipe(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, callbac
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
         if again and RunFolder(folder).recipe_path.exists():
             return _resume(RunFolder.open(folder), ranks, callbacks)
-        return _start_run(loaded, folder, ranks, callbacks=callbacks)
+        return complete(start_run(loaded, folder, ranks, callbacks=callbacks))
 
 
 def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int) -> list[RunResult]:
@@ -111,7 +84,7 @@ def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: i
         if folder_of_all := loaded.recipe.checkpoint.folder:
             own = f"{folder_of_all}/{number + 1}"
             one = one.resolve("checkpoint.folder", own, f"--repeat, run {number + 1}")
-        results.append(_start_run(one, parent / str(number + 1), warns=number == 0))
+        results.append(complete(start_run(one, parent / str(number + 1), warns=number == 0)))
         if results[-1].was_interrupted:
             break
     return results
@@ -127,7 +100,7 @@ def resume(folder: Path, callbacks: Sequence[Any] = (), overrides: Sequence[str]
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
     """
-    run = RunFolder.open(folder)
+    run = RunFolder.open_resumable(folder)
     loaded = reload_recipe(run)
     ranks = Ranks.from_environment(loaded.recipe.comm)
     if ranks is None:
@@ -142,12 +115,12 @@ def find_finished_run(folder: Path) -> RunResult | None:
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
     """
-    run = RunFolder.open(folder)
+    run = RunFolder.open_resumable(folder)
     summary = run.read_summary()
     if not summary.get("finished"):
         return None
     # The summary may say `finished` while the last checkpoint was lost with its folder.
-    checkpoint = _open_checkpoints(run, reload_recipe(run)).newest()
+    checkpoint = open_checkpoints(run, reload_recipe(run)).newest()
     if checkpoint is None or checkpoint.step != summary["step"]:
         return None
     LOG.info(f"{run.folder} is at its end, step {checkpoint.step} of {summary['steps']}: nothing is left to do.")
@@ -195,83 +168,20 @@ def _explain_lost_launcher(error: CommunicationError, run: RunFolder) -> Communi
     return CommunicationError(error.what, where=error.where, fix=fix)
 
 
-def _meet_ranks(trainer: Trainer) -> None:
-    """Meets the other ranks. A newcomer with another recipe counts as lost, and they continue without it."""
-    try:
-        trainer.meet()
-    except UsageError as error:
-        if os.environ.get("HEADWAY_JOINING") != "1":
-            raise
-        raise CommunicationError(error.what, where=error.where, fix=error.fix) from error
-
-
 def extend(folder: Path, overrides: Sequence[str], ranks: int) -> None:
     """Changes the recipe of a run that no process trains, and that so many will. Raises UsageError: see `extension`."""
-    run = RunFolder.open(folder)
+    run = RunFolder.open_resumable(folder)
     with run.lock():
         extend_recipe(run, reload_recipe(run), overrides, ranks=ranks, writes=True)
 
 
 def _resume(run: RunFolder, ranks: Ranks | None, callbacks: Sequence[Any], overrides: Sequence[str] = ()) -> RunResult:
-    with _lock_folder(run, ranks):
+    with lock_folder(run, ranks):
         loaded, size = reload_recipe(run), 1 if ranks is None else ranks.launched_size
         if overrides:
             loaded = extend_recipe(run, loaded, overrides, ranks=size, writes=ranks is None or ranks.is_lead)
         check_places(loaded.recipe.parallel, size)
-        return _continue_run(loaded, run, ranks, callbacks)
-
-
-def _continue_run(
-    loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks: Ranks | None, callbacks: Sequence[Any]
-) -> RunResult:
-    # The number of threads changes the order of sums on a CPU, and with it the last digits.
-    threads, before = torch.get_num_threads(), run.read_provenance(torch_threads=int)["torch_threads"]
-    if threads != before:
-        what = f"This run began with {before} threads of torch and goes on with {threads}"
-        LOG.warning(f"{what}: results agree to rounding only.")
-    _explain_new_ranks(loaded, run, ranks)
-    checkpoint = _open_checkpoints(run, loaded).newest()
-    named = _collect_callbacks(loaded, callbacks)
-    setup = build_setup(loaded, fresh=checkpoint is None, ranks=ranks)
-    is_lead = ranks is None or ranks.is_lead
-    with closing(setup.inputs), run.explain_disk_errors():
-        if checkpoint is None:
-            LOG.info("This run has no checkpoint yet: it starts from the beginning.")
-            if is_lead:
-                run.truncate_logs(0)
-                _record_recipe(run, setup, ranks)
-        display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
-        with closing(Trainer(setup, run, display, ranks, named)) as trainer:
-            if checkpoint is not None:
-                trainer.resume(checkpoint)
-                done = " It is at its end: nothing is left to do." if trainer.finished else ""
-                LOG.info(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
-            if not trainer.finished and is_lead:
-                # The old summary is about a run that had stopped.
-                (run.folder / "summary.json").unlink(missing_ok=True)
-                if checkpoint is not None:
-                    run.note_resume(trainer.step, 1 if ranks is None else ranks.launched_size)
-            if ranks is not None:
-                _meet_ranks(trainer)
-            if trainer.finished and (summary := run.read_summary()).get("finished"):
-                return RunResult(run, summary, was_interrupted=False, is_lead=is_lead)
-            return _run_trainer(trainer, display)
-
-
-def _explain_new_ranks(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks: Ranks | None) -> None:
-    """Says how a batch that the recipe gave per device is shared by another number of ranks."""
-    # Only a batch per device is resolved, so an origin `auto` tells it from a global one.
-    if not loaded.origins.get("batch", "").startswith("auto: "):
-        return
-    before, now = run.read_provenance(ranks=int)["ranks"], 1 if ranks is None else ranks.launched_size
-    if before == now:
-        return
-    batch = loaded.recipe.global_batch
-    LOG.warning(
-        f"This run began with {describe_batch(batch // before, before)}, and goes on with {pluralise(now, 'device')}:"
-        f" the global batch stays {batch:,}, now {batch / now:,.4g} a device, as learning rate and sample order follow"
-        " it."
-    )
+        return complete(continue_run(loaded, run, ranks, callbacks=callbacks))
 
 
 def reload_recipe(run: RunFolder) -> LoadedRecipe[TrainRecipe]:
@@ -298,138 +208,15 @@ def load_recipe(recipe: Path, overrides: Sequence[str]) -> LoadedRecipe[TrainRec
     return loaded
 
 
-def _start_run(
-    loaded: LoadedRecipe[TrainRecipe],
-    folder: Path | None,
-    ranks: Ranks | None = None,
-    *,
-    callbacks: Sequence[Any] = (),
-    warns: bool = True,
-) -> RunResult:
-    is_lead = ranks is None or ranks.is_lead
-    if is_lead and folder is not None:
-        RunFolder.expect_free(folder)
-    # Before the data are opened: a mistake in them is found at once.
-    named = _collect_callbacks(loaded, callbacks)
-    setup = build_setup(loaded, ranks=ranks)
-    with closing(setup.inputs):
-        # A resumed run said it when it began, and so did the first of several seeds.
-        for warning in list_set_warnings(setup.train, setup.eval) if warns and is_lead else ():
-            LOG.warning(warning)
-        folder = folder or RunFolder.find_free_name(Path("runs"), loaded.recipe.name)
-        run = RunFolder.create(folder) if is_lead else RunFolder(folder)
-        if is_lead:
-            # With checkpoint.folder, another run may have saved there.
-            _open_checkpoints(run, setup.loaded).expect_none()
-            _record_recipe(run, setup, ranks)
-        display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
-        with (
-            _lock_folder(run, ranks),
-            run.explain_disk_errors(),
-            closing(Trainer(setup, run, display, ranks, named)) as trainer,
-        ):
-            if ranks is not None:
-                _meet_ranks(trainer)
-                # The ranks may have agreed on another precision than this one had measured.
-                if is_lead and setup.agreed_recipe is not setup.loaded:
-                    _record_recipe(run, setup, ranks)
-            try:
-                return _run_trainer(trainer, display)
-            except UsageError:
-                # Refused in its first step: the next try may have the name.
-                if is_lead and not trainer.step:
-                    shutil.rmtree(run.folder, ignore_errors=True)
-                raise
-
-
-def _collect_callbacks(loaded: LoadedRecipe[TrainRecipe], given: Sequence[Any]) -> list[NamedCallback]:
-    return [*build_callbacks(loaded.recipe.callbacks, loaded.base), *name_callbacks(given)]
-
-
-def _open_checkpoints(run: RunFolder, loaded: LoadedRecipe[TrainRecipe]) -> Checkpoints:
-    options = loaded.recipe.checkpoint
-    return Checkpoints.locate(run.folder, options.keep, options.folder, loaded.base)
-
-
-@contextmanager
-def _lock_folder(run: RunFolder, ranks: Ranks | None) -> Iterator[None]:
-    """Locks the run folder for the duration of the block, on the lead of several ranks."""
-    if ranks is not None and not ranks.is_lead:
-        yield
-        return
-    # The operating system releases the lock if this process is killed.
-    with run.lock():
-        yield
-
-
-def _record_recipe(run: RunFolder, setup: TrainSetup, ranks: Ranks | None) -> None:
-    more = {
-        # Facts about machine and data, for the report and for building the network without its data.
-        "ranks": 1 if ranks is None else ranks.launched_size,
-        "device": torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "cpu",
-        "torch_threads": torch.get_num_threads(),
-        "fingerprint": setup.train.fingerprint if setup.train is not None else "synthetic",
-        "target": asdict(setup.target),
-        "samples": setup.epoch,
-        **describe_network_size(setup),
-    }
-    loaded = setup.agreed_recipe
-    more["recipe"] = None if loaded.path is None else str(loaded.path)
-    run.write_json("provenance", collect_provenance(loaded.origins, loaded.base, **more))
-    write_atomically(run.recipe_path, loaded.to_yaml())
-
-
-def _run_trainer(trainer: Trainer, display: TracingDisplay) -> RunResult:
-    try:
-        # The trainer closes its files before the summary is written, also after an error.
-        with _stop_on_signals(trainer), run_monitors(trainer):
-            trainer.run()
-        # Before the sinks are closed.
-        if has_panels := trainer.is_lead:
-            write_evaluation_panels(trainer)
-    finally:
-        trainer.close()
-        display.stop()
-    summary = summarise(trainer)
-    if "ended" in summary:
-        LOG.info(f"The run ended at step {summary['step']:,} of {summary['steps']:,}: {summary['ended']}.")
-    if trainer.ranks is None:
-        write_results(trainer, summary, has_panels=has_panels)
-    else:
-        # The launcher restarts nothing if the run is at its end.
-        trainer.ranks.is_complete = trainer.finished
-        trainer.recovery.finish(lambda: write_results(trainer, summary, has_panels=has_panels))
-    return RunResult(trainer.run_folder, summary, was_interrupted=not trainer.finished, is_lead=trainer.is_lead)
-
-
-def _stop_on_signals(trainer: Trainer) -> AbstractContextManager[None]:
-    """Makes SIGTERM and Ctrl-C save the state and end the run at the next step's boundary.
-
-    A second Ctrl-C ends it at once.
-    """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if trainer.stopping and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        # Only a flag: the loop reads it between two steps, and ranks exchange it with the gradients.
-        trainer.stopping = True
-
-    return handle_signals(stop, signal.SIGTERM, signal.SIGINT)
-
-
 def evaluate(folder: Path, data: str | None) -> dict[str, float]:
-    """Evaluates a run's best weights over its evaluation set, or over another packed folder; returns the metrics.
+    """Evaluates a run's best weights, or an ensemble, over its evaluation set, or over another packed folder.
 
     Raises:
         UsageError: the run has no weights yet, or there is nothing to evaluate on.
     """
-    run = RunFolder.open(folder)
+    run = RunFolder.open_trained(folder)
     setup = load_trained(run)
-    if data is None and setup.recipe.data.eval is None:
-        raise UsageError("this run has no evaluation set", where=str(folder), fix="Name one as --data or data=.")
-    base, uri = (Path(), data) if data is not None else (setup.loaded.base, str(setup.recipe.data.eval))
-    with closing(setup.inputs), closing(open_dataset(base, uri)) as held_out:
-        check_labels(setup.target, held_out)
+    with closing(setup.inputs), closing(open_evaluation_set(setup, data, folder)) as held_out:
         evaluation = evaluate_set(setup, held_out)
         result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
         if evaluation.damaged:
@@ -438,12 +225,15 @@ def evaluate(folder: Path, data: str | None) -> dict[str, float]:
             result["damaged_samples"] = float(evaluation.damaged)
         about = {} if evaluation.counts is None else {"classes": evaluation.counts.describe(held_out.classes)}
         run.write_json("evaluation", {"data": str(held_out.folder), **result, **about})
-        write_panels(run, build_evaluation_panels(held_out, evaluation, "the best weights"))
+        which = "the ensemble" if setup.members else "the best weights"
+        write_panels(run, build_evaluation_panels(held_out, evaluation, which))
     return result
 
 
 def load_trained(run: RunFolder, *, wide: bool = False) -> TrainSetup:
-    """Builds the setup of a run, with its best weights. Its data, GPU and the native core need not be there.
+    """Builds the setup of a run, with its best weights, or of an ensemble.
+
+    Data, GPU and the native core need not be there.
 
     Args:
         wide: build the network in float32, even if it was trained with 16-bit weights.
@@ -451,6 +241,9 @@ def load_trained(run: RunFolder, *, wide: bool = False) -> TrainSetup:
     Raises:
         UsageError: the run has no weights yet. HeadwayError: they are damaged.
     """
+    if run.ensemble_path.exists():
+        members = list_members(run)
+        return join_members([load_trained(one, wide=wide) for one in members], [str(one.folder) for one in members])
     if not run.weights_path.exists():
         fix = "They are written by its first evaluation or checkpoint."
         raise UsageError("this run has no weights yet", where=str(run.folder), fix=fix)

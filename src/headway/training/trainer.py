@@ -115,6 +115,11 @@ class Trainer:
 
     def run(self, steps: int | None = None) -> None:
         """Trains to the end of the run, or for at most `steps` steps."""
+        for _ in self.iterate(steps):
+            pass
+
+    def iterate(self, steps: int | None = None) -> Iterator[None]:
+        """Trains as `run` does; yields after each step and after its actions, so that trainers can take turns."""
         last = self.setup.steps if steps is None else min(self.setup.steps, self.step + steps)
         recovery = self.recovery
         self.clock.start()
@@ -143,6 +148,7 @@ class Trainer:
                 recovery.run_actions(self._run_action)
             self.display.step(self)
             self.clock.lap("log")
+            yield
         self.callbacks.end()
 
     def _train_step(self) -> None:
@@ -293,9 +299,6 @@ class Trainer:
         if divergence:
             self._raise_nonfinite(divergence.rstrip("."), self.step)
 
-    def _recompute_statistics(self) -> None:
-        self.averages.recompute_statistics(self.step, self.ranks)
-
     def _evaluate(self) -> None:
         """Evaluates, keeps the weights if they are the best, and ends the run if `stop_at` is reached."""
         setup = self.setup
@@ -345,21 +348,18 @@ class Trainer:
         """Lets the ranks that wait join the run."""
         # The ranks of this generation can finish a checkpoint together only now.
         self.saver.wait()
-        self.meet()
-
-    def _call_epoch_hooks(self) -> None:
-        self.callbacks.epoch()
+        self.recovery.meet()
 
     ACTIONS: ClassVar[dict[Action, tuple[Callable[[Trainer], None], str]]] = {
         Action.AVERAGE: (_average, "reduce"),
         Action.LOG: (_log, "log"),
         Action.AGREE: (_stop_if_diverged, "log"),
-        Action.STATISTICS: (_recompute_statistics, "evaluate"),
+        Action.STATISTICS: (lambda own: own.averages.recompute_statistics(own.step, own.ranks), "evaluate"),
         Action.EVALUATE: (_evaluate, "evaluate"),
         Action.CHECKPOINT: (_save_checkpoint, "checkpoint"),
         Action.SETTLE: (_settle, "checkpoint"),
         Action.REGROUP: (_regroup, "regroup"),
-        Action.EPOCH: (_call_epoch_hooks, "callbacks"),
+        Action.EPOCH: (lambda own: own.callbacks.epoch(), "callbacks"),
     }
     """Method and clock stage of each action."""
 
@@ -457,10 +457,6 @@ class Trainer:
         self.accumulator.cut_back(self.position, self.step, scalars["damaged"])
         # A callback ended the run, and the checkpoint came before the step in which all ranks knew.
         self.accumulator.must_end = self.end.reason is not None
-
-    def meet(self) -> None:
-        """Meets the other ranks before the first step; see `Recovery.meet`."""
-        self.recovery.meet()
 
     def close_stream(self) -> None:
         """Ends the loader's threads. The next step opens a loader at its position."""

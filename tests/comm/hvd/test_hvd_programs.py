@@ -57,22 +57,21 @@ def accuracy(said: str, processes: int) -> float:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("processes", [1, 4])
 def test_a_training_script(processes: int) -> None:
     assert accuracy(run(processes, "mnist_like.py"), processes) > 0.85
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("option", ["--use-adasum", "--fp16-allreduce", "--gradient-predivide-factor=2"])
-def test_a_training_script_with_options(option: str) -> None:
-    assert accuracy(run(2, "mnist_like.py", option), 2) > 0.8
+@pytest.mark.parametrize("options", [["--use-adasum"], ["--fp16-allreduce", "--gradient-predivide-factor=2"]])
+def test_a_training_script_with_options(options: list[str]) -> None:
+    assert accuracy(run(2, "mnist_like.py", *options), 2) > 0.8
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_benchmark_script(processes: int) -> None:
-    said = run(processes, "synthetic_like.py", *(["--fp16-allreduce"] if processes == 2 else []))
-    assert f"{processes} processes" in said
+def test_a_benchmark_script() -> None:
+    said = run(2, "synthetic_like.py", "--fp16-allreduce")
+    assert "2 processes" in said
     assert float(re.findall(r"total: ([0-9.]+)", said)[0]) > 0
 
 
@@ -91,10 +90,10 @@ def test_under_torchrun() -> None:
 def test_under_mpirun() -> None:
     if shutil.which("mpirun") is None:
         pytest.skip("no mpirun here: Debian's package is openmpi-bin")
-    command = [*MPIRUN, "-np", "4", sys.executable, str(FOLDER / "mnist_like.py"), "--epochs", "1"]
+    command = [*MPIRUN, "-np", "2", sys.executable, str(FOLDER / "mnist_like.py"), "--epochs", "1"]
     done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
-    accuracy(done.stdout, 4)
+    accuracy(done.stdout, 2)
 
 
 @pytest.mark.check

@@ -66,6 +66,9 @@
     ...more,
   });
 
+  // The label of a y axis, above it.
+  const topLabel = (text, look) => ({ text: plain(text), xref: "paper", yref: "paper", x: 0, y: 1, xanchor: "left", yanchor: "bottom", yshift: 5, showarrow: false, font: { color: look.muted, size: 12 } });
+
   // A number axis for these values. "390k" is read at a glance, "10 micro" for a learning rate is not: powers of ten
   // below one. On a logarithmic axis every label is a whole number, not the bare digits between two powers.
   const scaled = (look, values, log, bounds, more) => {
@@ -120,9 +123,7 @@
       [...bands, ...traces.map((trace) => (one ? { ...trace, hovertemplate: "%{y}<extra></extra>" } : trace))],
       layout(look, {
         hovermode: "x unified",
-        annotations: [
-          { text: plain(data.y_label), xref: "paper", yref: "paper", x: 0, y: 1, xanchor: "left", yanchor: "bottom", yshift: 5, showarrow: false, font: { color: look.muted, size: 12 } },
-        ],
+        annotations: [topLabel(data.y_label, look)],
         xaxis: scaled(look, data.series.flatMap((series) => series.x), data.log_x, null, {
           title: heading(data.x_label, look),
           showgrid: false,
@@ -131,6 +132,35 @@
           unifiedhovertitle: { text: plain(data.x_label) + " %{x}" },
         }),
         yaxis: scaled(look, [...data.series.flatMap((series) => series.y), ...bounds], data.log_y, data.y_range, { hoverformat: ",.5~g" }),
+      }),
+    ];
+  };
+
+  // Symbols change with the colour, so that a series is told apart on paper too.
+  const drawPoints = (data, look, hidden) => {
+    const symbols = ["circle", "square", "diamond", "cross", "triangle-up", "star"];
+    const all = data.series.flatMap((series) => series.points);
+    const across = all.map((point) => point.x);
+    // Over more powers of ten than this, labels between them would overlap in half a page.
+    const powers = data.log_x && Math.max(...across) > 300 * Math.min(...across) ? { dtick: 1 } : {};
+    const traces = data.series.map((series, index) => ({
+      type: "scatter",
+      mode: "markers",
+      name: short(series.name, 40),
+      x: series.points.map((point) => point.x),
+      y: series.points.map((point) => point.y),
+      text: series.points.map((point) => short(point.name, 60)),
+      marker: { color: look.series[index % look.series.length], symbol: symbols[index % symbols.length], size: 9, opacity: 0.85, line: { color: look.surface, width: 1 } },
+      hovertemplate: "%{text}<br>" + plain(data.x_label) + " %{x:,.4~g}<br>" + plain(data.y_label) + " %{y:,.5~g}<extra></extra>",
+      visible: !hidden.has(index),
+    }));
+    return [
+      traces,
+      layout(look, {
+        hovermode: "closest",
+        annotations: [topLabel(data.y_label, look)],
+        xaxis: scaled(look, across, data.log_x, null, { title: heading(data.x_label, look), showline: true, ...powers }),
+        yaxis: scaled(look, all.map((point) => point.y), false, null, {}),
       }),
     ];
   };
@@ -352,7 +382,16 @@
     ];
   };
 
-  const drawGrid = (data, look) => {
+  const CELL_PX = 90; // width of a column from which the texts of its cells fit
+
+  const drawGrid = (data, look, hidden, width) => {
+    const columns = data.columns?.length ? categories(data.columns) : null;
+    const written = data.texts?.length && width / data.x.length >= CELL_PX;
+    // Under a text only the colours on which the ink of this theme is legible.
+    const ramp = data.texts?.length ? look.ramp.slice(0, 3) : look.ramp;
+    const across = columns
+      ? axis(look, { type: "category", title: heading(data.x_label, look), showgrid: false, tickvals: columns, ticktext: data.columns.map((name) => short(name, 16)), tickangle: width / data.x.length < CELL_PX ? -45 : 0 })
+      : scaled(look, data.x, false, null, { title: heading(data.x_label, look), showgrid: false });
     const names = categories(data.names);
     const shade = (value) => (value === null || (data.log && value <= 0) ? null : data.log ? Math.log10(value) : value);
     const shades = data.values.map((row) => row.map(shade));
@@ -364,26 +403,30 @@
       [
         {
           type: "heatmap",
-          x: data.x,
+          x: columns ?? data.x,
           y: names,
           z: shades,
           hovertext: data.values,
-          colorscale: look.ramp.map((color, i) => [i / (look.ramp.length - 1), color]),
+          text: written ? data.texts.map((row) => row.map((text) => plain(text).replaceAll("\n", "<br>"))) : undefined,
+          texttemplate: written ? "%{text}" : "",
+          textfont: { color: look.ink },
+          colorscale: ramp.map((color, i) => [i / (ramp.length - 1), color]),
           colorbar: { tickvals: ticks, ticktext: texts, thickness: 10, outlinewidth: 0, tickfont: { color: look.muted }, title: { text: plain(data.z_label), side: "right", font: { color: look.muted, size: 12 } } },
+          xgap: columns ? 1 : 0,
           ygap: data.names.length <= LABELLED ? 1 : 0,
           hoverongaps: false,
-          hovertemplate: "%{y}<br>" + plain(data.x_label) + " %{x:,.6~g}<br>%{hovertext:,.4~g}<extra></extra>",
+          hovertemplate: "%{y}<br>" + plain(data.x_label) + (columns ? " %{x}" : " %{x:,.6~g}") + "<br>%{hovertext:,.4~g}<extra></extra>",
         },
       ],
       layout(look, {
         hovermode: "closest",
         margin: { l: 8, r: 8, t: 8, b: 8 },
-        xaxis: scaled(look, data.x, false, null, { title: heading(data.x_label, look), showgrid: false }),
+        xaxis: across,
         yaxis: axis(look, {
           type: "category",
           autorange: "reversed",
           showgrid: false,
-          title: data.names.length > LABELLED ? heading(data.y_label, look) : undefined,
+          title: columns || data.names.length > LABELLED ? heading(data.y_label, look) : undefined,
           showticklabels: data.names.length <= LABELLED,
           tickvals: names,
           ticktext: data.names.map((name) => short(name, 28) + " "),
@@ -393,12 +436,14 @@
     ];
   };
 
-  const draw = { lines: drawLines, bars: drawBars, matrix: drawMatrix, surface: drawSurface, grid: drawGrid };
+  const draw = { lines: drawLines, points: drawPoints, bars: drawBars, matrix: drawMatrix, surface: drawSurface, grid: drawGrid };
 
   const charts = Array.from(document.querySelectorAll('script[type="application/json"]'), (script) => {
     const article = script.closest("article");
     const panel = JSON.parse(script.textContent);
     const target = article.querySelector(".chart > div");
+    const onCanvas = globalThis.canvasCharts?.[panel.kind];
+    if (onCanvas) return onCanvas(article, target, panel, { brief, PAPER_PX });
     const hidden = new Set();
     const show = (look, paper) => {
       const [data, arrangement] = draw[panel.kind](panel.data, look, hidden, target.clientWidth, paper);

@@ -1,0 +1,1 @@
+"""Many models at once: sweeps over recipe values, learning rates and ensembles."""

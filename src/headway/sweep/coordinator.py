@@ -1,0 +1,388 @@
+"""The coordinator of a sweep: decides by the journal, gives trials to slots, and writes their results down."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from fractions import Fraction
+from queue import SimpleQueue
+from typing import Any, final
+
+from headway.core.errors import HeadwayError, RecipeError, UserCodeError
+from headway.core.recipe import LoadedRecipe
+from headway.setup.recipe import TrainRecipe
+from headway.setup.shared_inputs import select_shared_values
+from headway.sweep.cohort import Assignment, Outcome
+from headway.sweep.costs import TrialCosts
+from headway.sweep.feed import Ticket
+from headway.sweep.feeders import Feeders, can_be_fed
+from headway.sweep.halving import decide, is_over
+from headway.sweep.journal import Journal
+from headway.sweep.population import perturb_values
+from headway.sweep.records import Forked, Result, Stopped, Values, build_result
+from headway.sweep.slots import Event, Slot, share_machine
+from headway.sweep.space import RANDOM_TRIALS, Space
+from headway.sweep.state import State, Task, list_tasks
+from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
+from headway.sweep.trials import build_assignment, find_step
+from headway.sweep.worker import decode_outcome
+from headway.training.fork import fork_run
+
+LOG = logging.getLogger("headway.sweep")
+
+MOST_CRASHES = 3
+"""Trials that crash one after another, and lives of a process that a trial may end, until the sweep gives up."""
+
+
+@final
+class TrialValues:
+    """The values of trials, as `decide` asks for them.
+
+    Attributes:
+        state: the state in whose light a trial is drawn; only `tpe` looks at it.
+    """
+
+    def __init__(self, space: Space, seed: int, state: State) -> None:
+        self._space, self._seed, self.state = space, seed, state
+
+    def draw(self, trial: int) -> Values:
+        """Returns the values of a new trial."""
+        plan, trials = self.state.plan, self.state.trials
+        # The highest rung with enough results to learn from (BOHB, Falkner et al. 2018).
+        rung = max(len(bracket.levels) for bracket in plan.brackets) - 1
+        while rung and sum(one.has_result(rung) for one in trials) < RANDOM_TRIALS:
+            rung -= 1
+        past = [(one.values, one.get_score(rung)) for one in trials if one.has_result(rung)]
+        return self._space.suggest(self._seed, trial, past, higher_is_better=plan.higher_is_better)
+
+    def perturb(self, values: Values, trial: int, rung: int) -> Values:
+        """Returns the values of a fork: those of its parent, times 0.8 or 1.2."""
+        parameters = self._space.recipe.parameters
+        ranges = {key: parameters[key].bounds for key in values if parameters[key].choice is None}
+        perturbed = perturb_values(values, ranges, self._seed, trial, rung)
+        return {
+            key: parameters[key].round(value) if key in ranges and isinstance(value, float) else value
+            for key, value in perturbed.items()
+        }
+
+
+@final
+class Coordinator:
+    """Runs the trials of one sweep until nothing is left to decide.
+
+    A result is in the journal before anything is decided by it. A trial that crashes has no result until another
+    trial has shown that the sweep works: if three crash one after another, the sweep ends with the last traceback,
+    and `--resume` tries them again.
+
+    Attributes:
+        steps: steps that were made.
+        feeds: a feeder decodes for slots that train from the same batches.
+    """
+
+    def __init__(
+        self, sweep: SweepFolder, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe], gpus: Sequence[str] = ()
+    ) -> None:
+        self._sweep, self._settings, self._loaded = sweep, settings, loaded
+        self._space = Space(settings.space)
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        shares = share_machine(settings.slots, gpus)
+        self._slots = [Slot(number, sweep.folder, cpus, gpu, self._events) for number, (cpus, gpu) in enumerate(shares)]
+        self._crashes: list[Result] = []
+        self._deaths: Counter[int] = Counter()
+        self._assignments: dict[tuple[int, int], Assignment] = {}
+        self._whole: dict[int, Assignment] = {}
+        self._keys: dict[int, str] = {}
+        self._feeders = Feeders(sweep.logs)
+        self.feeds = False
+        self.steps = 0
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with ExitStack() as stack:
+            for slot in self._slots:
+                stack.callback(slot.close)
+            # First: no slot waits for a batch while it has to end.
+            stack.callback(self._feeders.close)
+
+    def run(self, journal: Journal, show: Callable[[State, int], None]) -> State:
+        """Runs the trials; returns the state at the end.
+
+        Args:
+            show: called with the state and the number of steps whenever something has changed.
+
+        Raises:
+            HeadwayError: trials crash one after another, or the machine has not what a trial needs.
+        """
+        self._decide(journal)
+        while not is_over(journal.state):
+            self._assign(journal)
+            if all(slot.is_idle for slot in self._slots):
+                # No other trial can show any more that the sweep works.
+                crashes, self._crashes = self._crashes, []
+                self._record(crashes, journal)
+            else:
+                self._handle(self._events.get(), journal)
+            show(journal.state, self.steps)
+        return journal.state
+
+    def train(self, assignments: Sequence[Assignment]) -> list[Outcome]:
+        """Trains runs that are no trials, each alone; returns what became of them."""
+        waiting, outcomes = list(assignments), list[Outcome]()
+        for slot in self._slots:
+            slot.end(sorted(slot.held))
+        while len(outcomes) < len(assignments):
+            for slot in self._slots:
+                if slot.is_idle and waiting:
+                    slot.train([waiting.pop(0)])
+            slot, message = self._take(self._events.get())
+            if message is None:
+                lost = list(slot.training.values())
+                status = self._bury(slot)
+                waiting += lost
+                if any(self._deaths[one.trial] >= MOST_CRASHES for one in lost):
+                    what = f"a process of the sweep ended {MOST_CRASHES} times, the last time with status {status}"
+                    raise HeadwayError(what, where=str(self._sweep.logs))
+                continue
+            if "outcome" in message:
+                outcome = decode_outcome(message["outcome"])
+                self._note(slot, outcome)
+                outcomes.append(outcome)
+            slot.is_idle = slot.is_idle or "idle" in message
+        return outcomes
+
+    def measure(self, assignments: Sequence[Assignment]) -> tuple[float, list[TrialCosts]]:
+        """Measures what trials cost; returns core seconds until a process is ready, and the costs of each trial.
+
+        Trials that fail are left out.
+        """
+        slot, found, start_s = self._slots[0], list[TrialCosts](), 0.0
+        for assignment in assignments:
+            slot.measure(assignment)
+            while not slot.is_idle:
+                _, message = self._take(self._events.get())
+                if message is None:
+                    self._bury(slot)
+                    return start_s, found
+                start_s = message["core_s"] if "ready" in message else start_s
+                if "costs" in message:
+                    slot.is_idle = True
+                    if message["costs"] is not None:
+                        found.append(TrialCosts(**message["costs"]))
+        return start_s, found
+
+    @property
+    def core_s(self) -> float:
+        """Seconds of cores that all processes have taken so far."""
+        return sum(slot.core_s for slot in self._slots) + self._feeders.core_s
+
+    def _take(self, event: Event) -> tuple[Slot, dict[str, Any] | None]:
+        """Returns the slot and the message of an event; notes what the process says of itself."""
+        slot, message = self._slots[event.slot], event.message
+        if message is not None and "core_s" in message:
+            slot.note_core_s(message["core_s"])
+        return slot, message
+
+    # Decisions.
+
+    def _decide(self, journal: Journal) -> None:
+        while decisions := decide(
+            journal.state, TrialValues(self._space, self._settings.seed, journal.state), len(self._slots)
+        ):
+            # Before the journal has it, and before the parent goes on: a fork is a copy of its checkpoint.
+            for one in decisions:
+                if isinstance(one, Forked):
+                    self._fork(one, journal)
+            journal.append(*decisions)
+            stopped = [one.trial for one in decisions if isinstance(one, Stopped)]
+            for slot in self._slots:
+                slot.end(stopped)
+
+    def _fork(self, fork: Forked, journal: Journal) -> None:
+        trial, levels = journal.state.trials[fork.parent], journal.state.plan.find_bracket(fork.parent).levels
+        parent = self._build(trial.number, trial.values, journal.state, levels[fork.rung - 1])
+        origin = f"sweep: trial {fork.trial}, a fork of trial {fork.parent}"
+        fork_run(parent.folder, parent.until, self._sweep.find_trial(fork.trial), fork.values, origin)
+
+    def _find_waiting(self, state: State) -> list[Task]:
+        """Returns the tasks that no slot works on."""
+        busy = {trial for slot in self._slots for trial in slot.training} | {one.trial for one in self._crashes}
+        return [task for task in list_tasks(state) if task.trial.number not in busy]
+
+    # Work for slots.
+
+    def _assign(self, journal: Journal) -> None:
+        """Gives each idle slot its share of what waits: trials that read the same batches from the same position."""
+        idle = [slot for slot in self._slots if slot.is_idle and not self._feeders.must_wait(slot.number)]
+        chosen = dict[Slot, tuple[tuple[str, Any], list[Task]]]()
+        for number, slot in enumerate(idle):
+            taken = {task.trial.number for _, tasks in chosen.values() for task in tasks}
+            waiting = [task for task in self._find_waiting(journal.state) if task.trial.number not in taken]
+            groups: dict[tuple[str, Any], list[Task]] = defaultdict(list)
+            for task in waiting:
+                if self._prepare(task, journal):
+                    groups[self._keys[task.trial.number], task.start].append(task)
+            if not groups:
+                break
+            # Trials in this slot's memory go on without being built again.
+            name, group = max(groups.items(), key=lambda item: (self._count_held(slot, item[1]), len(item[1])))
+            share = math.ceil(sum(map(len, groups.values())) / (len(idle) - number))
+            own = self._choose(slot, group, min(share, self._settings.together))
+            if own:
+                chosen[slot] = (name, own)
+        tickets = self._begin_feeds(chosen)
+        for slot, (_, own) in chosen.items():
+            slot.train([self._assignments[task.trial.number, task.rung] for task in own], tickets.get(slot.number))
+        self._feeders.end_unused(
+            {self._keys[task.trial.number] for task in list_tasks(journal.state) if task.trial.number in self._keys}
+        )
+
+    def _begin_feeds(self, chosen: Mapping[Slot, tuple[tuple[str, Any], Sequence[Task]]]) -> dict[int, Ticket]:
+        """Begins a feed for each group that several slots train; returns the tickets of the slots."""
+        tickets, groups = dict[int, Ticket](), defaultdict[tuple[str, Any], list[Slot]](list)
+        for slot, (name, tasks) in chosen.items():
+            # A trial whose process died is tried alone, in every way.
+            if not any(self._deaths[task.trial.number] for task in tasks):
+                groups[name].append(slot)
+        for name, slots in groups.items():
+            task = chosen[slots[0]][1][0]
+            assignment = self._assignments[task.trial.number, task.rung]
+            if self.feeds and len(slots) > 1 and can_be_fed(assignment.loaded.recipe):
+                ends = {slot.number: self._find_end(chosen[slot][1]) for slot in slots}
+                tickets |= self._feeders.begin(name[0], assignment, ends)
+        return tickets
+
+    def _find_end(self, tasks: Sequence[Task]) -> int:
+        """Returns the step at which the last of these tasks ends."""
+        return max(self._assignments[task.trial.number, task.rung].until for task in tasks)
+
+    def _count_held(self, slot: Slot, tasks: Sequence[Task]) -> int:
+        return sum(task.trial.number in slot.held for task in tasks)
+
+    def _choose(self, slot: Slot, group: Sequence[Task], most: int) -> list[Task]:
+        """Returns up to so many tasks of a group for a slot; takes them out of the memory of others."""
+        holders = {trial: other for other in self._slots for trial in other.held if other is not slot}
+        free = [task for task in group if (other := holders.get(task.trial.number)) is None or other.is_idle]
+        # A trial whose process died may have ended it, so it is tried alone.
+        if suspects := [task for task in free if self._deaths[task.trial.number]]:
+            free, most = suspects, 1
+        own = sorted(free, key=lambda task: (task.trial.number not in slot.held, task.trial.number in holders))[:most]
+        for other in self._slots:
+            taken = [task.trial.number for task in own if holders.get(task.trial.number) is other]
+            if other.end(taken):
+                self._wait_until_ended(other, taken)
+        return own
+
+    def _wait_until_ended(self, slot: Slot, trials: Sequence[int]) -> None:
+        """Waits until an idle slot has let go of trials."""
+        kept: list[Event] = []
+        while True:
+            event = self._events.get()
+            # Trials that were stopped before may be answered now too.
+            if event.slot == slot.number and (event.message is None or event.message.get("ended") == trials):
+                break
+            kept.append(event)
+        if event.message is None:
+            kept.append(event)
+        for one in kept:
+            self._events.put(one)
+
+    def _prepare(self, task: Task, journal: Journal) -> bool:
+        """Builds the assignment of a task; returns False if the recipe refuses the trial's values."""
+        trial = task.trial
+        try:
+            assignment = self._build(trial.number, trial.values, journal.state, task.to)
+        except RecipeError as error:
+            self._fail(Outcome(trial=trial.number, step=0, failure=str(error), kind="crashed"), task.rung, journal)
+            return False
+        self._assignments[trial.number, task.rung] = assignment
+        return True
+
+    def _build(self, trial: int, values: Values, state: State, to: Fraction) -> Assignment:
+        """Builds the training of a trial up to a level. Its recipe is built once, which takes milliseconds."""
+        if (whole := self._whole.get(trial)) is None:
+            folder, levels = self._sweep.find_trial(trial), state.plan.find_bracket(trial).levels
+            whole = build_assignment(self._settings, self._loaded, trial, values, levels, folder)
+            self._whole[trial] = whole
+            self._keys[trial] = json.dumps(select_shared_values(whole.loaded), sort_keys=True)
+        return replace(whole, until=find_step(to, whole.until))
+
+    # Answers of slots.
+
+    def _handle(self, event: Event, journal: Journal) -> None:
+        slot, message = self._take(event)
+        if message is None:
+            self._handle_death(slot, journal)
+        elif "outcome" in message:
+            self._handle_outcome(slot, decode_outcome(message["outcome"]), journal)
+        elif "idle" in message:
+            slot.is_idle = True
+            self._feeders.leave(slot.number)
+        else:
+            self.steps += message.get("steps", 0)
+
+    def _note(self, slot: Slot, outcome: Outcome) -> None:
+        slot.training.pop(outcome.trial, None)
+        if outcome.kind != "done":
+            slot.held.discard(outcome.trial)
+
+    def _handle_outcome(self, slot: Slot, outcome: Outcome, journal: Journal) -> None:
+        self._note(slot, outcome)
+        rung = journal.state.trials[outcome.trial].rung
+        if outcome.kind == "stopped":
+            return
+        if outcome.kind == "machine":
+            fix = f"Mend it, and continue: headway sweep --resume {self._sweep.folder}"
+            raise HeadwayError(f"trial {outcome.trial} cannot train: {outcome.failure}", fix=fix)
+        if outcome.kind != "done":
+            self._fail(outcome, rung, journal)
+            return
+        assert outcome.metrics is not None
+        score = outcome.metrics[self._settings.objective]
+        # This trial shows that the sweep works, so those that crashed before it did so by themselves.
+        crashes, self._crashes = self._crashes, []
+        self._record([*crashes, build_result(outcome.trial, rung, score)], journal)
+
+    def _fail(self, outcome: Outcome, rung: int, journal: Journal) -> None:
+        result = Result(outcome.trial, rung, None, outcome.failure.splitlines()[0] if outcome.failure else "it failed")
+        LOG.warning(f"Trial {outcome.trial} failed at step {outcome.step}: {result.reason}")
+        if outcome.kind == "diverged":
+            self._record([result], journal)
+            return
+        self._crashes.append(result)
+        if len(self._crashes) >= MOST_CRASHES:
+            how = outcome.trace or outcome.failure
+            what = f"{MOST_CRASHES} trials crashed one after another, the last one with:\n{how}"
+            fix = f"Mend the cause, and continue: headway sweep --resume {self._sweep.folder}"
+            raise UserCodeError(what, fix=fix) if outcome.trace else HeadwayError(what, fix=fix)
+
+    def _record(self, results: Sequence[Result], journal: Journal) -> None:
+        for result in results:
+            journal.append(result)
+            self._decide(journal)
+
+    def _handle_death(self, slot: Slot, journal: Journal) -> None:
+        """A process has ended that should not have: what it trained is tried again, each trial alone."""
+        lost = list(slot.training)
+        status = self._bury(slot)
+        for trial in lost:
+            if len(lost) == 1 and self._deaths[trial] >= MOST_CRASHES:
+                what = f"its process ended {MOST_CRASHES} times, the last time with status {status}"
+                rung = journal.state.trials[trial].rung
+                self._fail(Outcome(trial=trial, step=0, failure=what, kind="crashed"), rung, journal)
+
+    def _bury(self, slot: Slot) -> int:
+        """Counts the death of a slot's process for each trial that it trained; returns its exit status."""
+        lost, status = list(slot.training), slot.take_status()
+        slot.training = {}
+        self._feeders.leave(slot.number)
+        self._deaths.update(lost)
+        if lost:
+            LOG.warning(f"A process of the sweep ended with status {status}; what it trained goes on, each alone.")
+        return status

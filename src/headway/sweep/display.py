@@ -1,0 +1,95 @@
+"""The live view of a sweep: a table on a terminal, a line for each finished rung elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import TracebackType
+from typing import final
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from headway.core.recipe_yaml import dump_in_line
+from headway.core.text_format import pluralise
+from headway.sweep.state import State, rank_trials, select_best
+from headway.training.progress import format_duration
+
+LOG = logging.getLogger("headway.sweep")
+
+MOST_ROWS = 10
+REFRESH_S = 0.5
+
+
+@final
+class SweepDisplay:
+    """Shows how far a sweep is, for the duration of a block.
+
+    Args:
+        objective: the metric by which trials are compared.
+        predicted_s: predicted wall seconds; None: unknown.
+        console: where it is shown.
+    """
+
+    def __init__(self, objective: str, predicted_s: float | None, console: Console | None = None) -> None:
+        self._objective, self._predicted_s = objective, predicted_s
+        console = console or Console(stderr=True)
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._began = self._shown = time.monotonic()
+        self._told = set[tuple[int, int]]()
+
+    def __enter__(self) -> SweepDisplay:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, state: State, steps: int) -> None:
+        """Shows the newest state, a few times a second at most. Args: steps: made by all trials so far."""
+        self._tell_rungs(state)
+        now = time.monotonic()
+        if self._live is not None and now - self._shown > REFRESH_S:
+            self._live.update(self._build_table(state, steps), refresh=True)
+            self._shown = now
+
+    def _tell_rungs(self, state: State) -> None:
+        """Writes a line for each rung that has just ended."""
+        for number, bracket in enumerate(state.plan.brackets):
+            trials = [trial for trial in state.trials if state.plan.find_bracket(trial.number) is bracket]
+            for rung, level in enumerate(bracket.levels):
+                there = [trial for trial in trials if trial.rung >= rung and trial.first_rung <= rung]
+                ended = [trial for trial in there if trial.has_result(rung)]
+                # In a promotion scheme a rung ends with the sweep.
+                if (number, rung) in self._told or len(ended) < max(1, bracket.sizes[rung]):
+                    continue
+                self._told.add((number, rung))
+                scored = select_best(ended, rung, len(ended), state.plan)
+                best = "all failed"
+                if scored:
+                    best = f"best {self._objective} {scored[0].get_score(rung):.4f} (trial {scored[0].number})"
+                failed = f", {len(ended) - len(scored)} failed" if len(scored) < len(ended) else ""
+                LOG.info(f"{pluralise(len(ended), 'trial')} trained to {level} of a training: {best}{failed}.")
+
+    def _build_table(self, state: State, steps: int) -> Group:
+        seconds = time.monotonic() - self._began
+        left = "" if self._predicted_s is None else f" of about {format_duration(self._predicted_s)}"
+        training = sum(trial.is_training for trial in state.trials)
+        title = f"{len(state.trials)} trials, {training} to train; {steps:,} steps; {format_duration(seconds)}{left}"
+        table = Table(box=None)
+        for name in ("trial", self._objective, "trained", "values"):
+            table.add_column(name, justify="left" if name == "values" else "right", no_wrap=name == "values")
+        for number in rank_trials(state)[:MOST_ROWS]:
+            trial = state.trials[number]
+            rung = max(index for index, score in enumerate(trial.scores) if score is not None)
+            level = state.plan.find_bracket(number).levels[trial.first_rung + rung]
+            values = ", ".join(f"{key}={dump_in_line(value)}" for key, value in trial.values.items())
+            table.add_row(str(number), f"{trial.scores[rung]:.4f}", str(level), values)
+        # A title of the table itself would be no wider than its columns.
+        return Group(Text(title), table)

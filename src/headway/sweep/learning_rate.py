@@ -1,0 +1,225 @@
+"""Finds the learning rate of a recipe: a range test proposes it, and three trainings confirm it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import final
+
+import torch
+
+from headway.core.errors import TrainingError, UsageError, suggest_nearest
+from headway.core.files import write_atomically
+from headway.core.messages import mute_messages
+from headway.core.recipe import LoadedRecipe
+from headway.core.recipe_override import override_values
+from headway.core.recipe_types import find_tagged_members
+from headway.core.run_folder import RunFolder
+from headway.optim.batch_scaling import BatchScaledRecipe
+from headway.optim.optimizer_recipe import AnyOptimizerRecipe
+from headway.setup.rates import resolve_batch
+from headway.setup.recipe import TrainRecipe
+from headway.sweep.parameter import ParameterRecipe
+from headway.sweep.range_test import measure_ranges
+from headway.sweep.rate_curve import count_test_steps, propose_rate
+from headway.sweep.rate_table import FACTORS, Candidate, RateRow, RatesResult, ScalingFit, fit_exponent
+from headway.sweep.space_recipe import SpaceRecipe
+from headway.sweep.sweep import SweepOptions, start_sweep
+from headway.sweep.sweep_folder import write_found_recipe
+from headway.sweep.trials import count_steps, probe_recipe
+from headway.training.runs import load_recipe
+
+LOG = logging.getLogger("headway.sweep")
+
+EXPONENTS = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
+"""Exponent of the batch in each scaling rule of a recipe."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RateOptions:
+    """The optimizers and batches whose rates are wanted.
+
+    Attributes:
+        batches: batches of a step; empty: the recipe's.
+        optimizers: names of optimizers; empty: the recipe's.
+        slots: processes that train at once; None: one for each GPU, else one for each core.
+    """
+
+    batches: tuple[int, ...] = ()
+    optimizers: tuple[str, ...] = ()
+    slots: int | None = None
+
+
+def find_rates(recipe: Path, overrides: Sequence[str], options: RateOptions, folder: Path | None = None) -> RatesResult:
+    """Finds the learning rate for each optimizer and batch, in a new folder (default: sweeps/NAME).
+
+    A range test of 100 steps or fewer proposes a rate; see `measure_ranges`. Then the recipe is trained with three
+    rates, the proposed one and those a factor of 3 below and above it, and the best of them is found. Together that is
+    at most four full trainings for each optimizer and batch, a quarter of what a grid of 16 rates takes.
+
+    All three train to their end. Compared after a third of the training, before the schedule has fallen, the lowest
+    rate won in 3 of 10 cases on digits, and its loss at the end was the higher one in 2 of them.
+
+    Raises:
+        UsageError: the folder exists, or an optimizer or a batch is none.
+        RecipeError: the recipe has no evaluation set, or an optimizer refuses its values.
+        TrainingError: the loss falls at no rate, for any optimizer and batch.
+    """
+    began = time.monotonic()
+    loaded = load_recipe(recipe, overrides)
+    optimizers = _check_optimizers(options.optimizers, loaded.recipe.optimizer.name)
+    own_batch = resolve_batch(loaded, 1).recipe.global_batch
+    batches = _check_batches(options.batches) or (own_batch,)
+    # Every combination, before anything trains.
+    variants = {(name, batch): build_variant(loaded, name, batch) for batch in batches for name in optimizers}
+    folder = folder or RunFolder.find_free_name(Path("sweeps"), f"{loaded.recipe.name}-lr")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError("this is not an empty folder", where=str(folder), fix="Name another one with --out.")
+    probe = probe_recipe(loaded, None, {"optimizer.lr": None})
+    folder.mkdir(parents=True, exist_ok=True)
+
+    rows: list[RateRow] = []
+    for batch in batches:
+        # What the machine decides for the recipe holds for all of them.
+        tested = [build_variant(probe.loaded, name, batch) for name in optimizers]
+        for row, one in zip(_test_ranges(loaded, tested, batch, probe.samples), tested, strict=True):
+            rows.append(row if row.failure else _confirm(row, one, options.slots, folder))
+    found = [row for row in rows if row.lr is not None]
+    if not found:
+        raise TrainingError(rows[0].failure)
+    chosen = _choose(found, own_batch, higher_is_better=probe.higher_is_better)
+    path = _write_recipe(folder, variants[chosen.optimizer, chosen.batch], chosen, probe.objective)
+    lr = loaded.recipe.optimizer.lr
+    rule = lr.scale if isinstance(lr, BatchScaledRecipe) else "none"
+    result = RatesResult(
+        folder=folder,
+        objective=probe.objective,
+        rows=tuple(rows),
+        fits=tuple(_fit_rates(found)),
+        rule=(rule, EXPONENTS[rule]),
+        recipe=path,
+        chosen=chosen,
+        seconds=time.monotonic() - began,
+    )
+    write_atomically(folder / "lr.json", json.dumps(result.to_json(), indent=1) + "\n")
+    return result
+
+
+def build_variant(loaded: LoadedRecipe[TrainRecipe], optimizer: str, batch: int) -> LoadedRecipe[TrainRecipe]:
+    """Returns the recipe with another optimizer and batch, and a number as its learning rate.
+
+    Raises:
+        RecipeError: the recipe refuses them.
+    """
+    recipe = loaded.recipe
+    lr = recipe.optimizer.lr
+    values: dict[str, object] = {"optimizer.lr": lr.compute_value(batch) if isinstance(lr, BatchScaledRecipe) else lr}
+    if optimizer != recipe.optimizer.name:
+        values["optimizer.name"] = optimizer
+    if recipe.batch != batch:
+        values["batch"] = batch
+    # A warm-up from the rate of the small batch needs the rule; its factor stays.
+    if isinstance(lr, BatchScaledRecipe) and recipe.schedule.warmup.start == "base":
+        values["schedule.warmup_start"] = min(1.0, 1 / lr.compute_factor(batch))
+    return override_values(loaded, values, "headway sweep --lr")
+
+
+def _check_optimizers(names: Sequence[str], own: str) -> tuple[str, ...]:
+    known = {name for name in find_tagged_members(AnyOptimizerRecipe) if name != "own"} | {own}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no optimizer {name!r}", fix=suggest_nearest(name, known))
+    return tuple(dict.fromkeys(names)) or (own,)
+
+
+def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
+    for batch in batches:
+        if batch < 1:
+            raise UsageError(f"a batch of {batch} has no sample", fix="Name batches of 1 or more.")
+    return tuple(sorted(set(batches)))
+
+
+def _test_ranges(
+    loaded: LoadedRecipe[TrainRecipe], tested: Sequence[LoadedRecipe[TrainRecipe]], batch: int, samples: int
+) -> list[RateRow]:
+    """Returns the rows of one batch, as far as range tests fill them."""
+    trainings = [count_steps(one, samples) for one in tested]
+    tests = measure_ranges(tested, [count_test_steps(steps) for steps in trainings])
+    # The processes of the sweep need the memory of a GPU that this one no longer uses.
+    torch.cuda.empty_cache()
+    rows, own = list[RateRow](), loaded.recipe.optimizer
+    for one, test, steps in zip(tested, tests, trainings, strict=True):
+        optimizer = one.recipe.optimizer
+        is_own = optimizer.name == own.name
+        lr = optimizer.lr if is_own and isinstance(optimizer.lr, float) else None
+        row = RateRow(optimizer=optimizer.name, batch=batch, recipe_lr=lr)
+        try:
+            if isinstance(test, TrainingError):
+                raise test
+            row = replace(row, curve=test.curve, work=test.steps / steps)
+            proposal = propose_rate(test.curve, is_layer_wise=optimizer.is_layer_wise)
+        except TrainingError as error:
+            rows.append(replace(row, failure=str(error)))
+            LOG.warning(f"{optimizer.name} at batch {batch:,}: {error}")
+            continue
+        rows.append(replace(row, minimum=proposal.minimum, proposal=proposal.rate))
+        what = f"the loss is lowest at {proposal.minimum:.3g}, so {proposal.rate:.3g} is proposed"
+        LOG.info(f"{optimizer.name} at batch {batch:,}: {what}.")
+    return rows
+
+
+def _confirm(row: RateRow, loaded: LoadedRecipe[TrainRecipe], slots: int | None, folder: Path) -> RateRow:
+    """Trains the proposed rate and its neighbours, and returns the row with the best one."""
+    assert row.proposal is not None
+    rates = [float(f"{row.proposal * factor:.3g}") for factor in FACTORS]
+    space = SpaceRecipe(method="grid", parameters={"optimizer.lr": ParameterRecipe(choice=tuple(rates))})
+    options = SweepOptions(budget=Fraction(len(rates)), method="random", slots=slots, seeds=0)
+    # The recipe is set up anew, and says the same as before the range test.
+    with mute_messages(["setup"]):
+        result = start_sweep(loaded, space, options, folder / "sweeps" / f"{row.optimizer}-{row.batch}")
+    candidates = [Candidate(lr=one.values["optimizer.lr"], score=one.scores[-1]) for one in result.state.trials]
+    return replace(
+        row,
+        candidates=tuple(candidates),
+        lr=result.values["optimizer.lr"],
+        score=result.score,
+        work=row.work + len(rates),
+    )
+
+
+def _choose(rows: Sequence[RateRow], own_batch: int, *, higher_is_better: bool) -> RateRow:
+    """Returns the row with the best score, among those of the recipe's own batch if there are any."""
+    among = [row for row in rows if row.batch == own_batch] or rows
+    sign = 1 if higher_is_better else -1
+    return max(among, key=lambda row: sign * (row.score or 0.0))
+
+
+def _fit_rates(rows: Sequence[RateRow]) -> list[ScalingFit]:
+    """Returns the fit of each optimizer that has rates at two batches or more."""
+    fits = []
+    for name in dict.fromkeys(row.optimizer for row in rows):
+        points = [(row.batch, row.lr) for row in rows if row.optimizer == name and row.lr is not None]
+        if len(points) > 1:
+            fits.append(fit_exponent(name, *zip(*points, strict=True)))
+    return fits
+
+
+def _write_recipe(folder: Path, variant: LoadedRecipe[TrainRecipe], row: RateRow, objective: str) -> Path:
+    """Writes the recipe with the found rate, with its evidence above it."""
+    comments = [
+        f"optimizer.lr {row.lr:.3g} was found by headway sweep --lr for {row.optimizer} at batch {row.batch:,}.",
+        f"Range test: the loss is lowest at {row.minimum:.3g}; it proposes {row.proposal:.3g}.",
+        *(
+            f"  lr {one.lr:.3g}: " + ("it failed" if one.score is None else f"{objective} {one.score:.4f}")
+            for one in sorted(row.candidates, key=lambda one: one.lr)
+        ),
+        "Each score is that of one training.",
+    ]
+    found = override_values(variant, {"optimizer.lr": row.lr}, "headway sweep --lr")
+    return write_found_recipe(folder, found, comments)

@@ -1,0 +1,414 @@
+"""Sweeps: many trainings of one recipe with other values, of which the best one is trained again with new seeds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, final
+
+from headway.core.errors import HeadwayError, RecipeError, UsageError
+from headway.core.files import write_atomically
+from headway.core.recipe import LoadedRecipe
+from headway.core.recipe_override import collect_given_values, override_values
+from headway.core.recipe_yaml import dump_in_line
+from headway.core.run_folder import RunFolder
+from headway.core.signals import handle_signals
+from headway.core.statistics import compute_interval
+from headway.core.text_format import pluralise
+from headway.optim.batch_scaling import require_number
+from headway.setup.rates import resolve_rates
+from headway.setup.recipe import TrainRecipe
+from headway.sweep.budget import Method, Plan, plan_brackets
+from headway.sweep.cohort import Assignment
+from headway.sweep.coordinator import Coordinator
+from headway.sweep.display import SweepDisplay
+from headway.sweep.feeders import can_be_fed
+from headway.sweep.journal import open_journal
+from headway.sweep.page import write_page
+from headway.sweep.prediction import SweepPrediction, TrialShape, choose_feeding, predict_sweep
+from headway.sweep.space import Space, read_space
+from headway.sweep.space_recipe import SpaceRecipe
+from headway.sweep.state import State, rank_trials
+from headway.sweep.sweep_folder import SweepFolder, SweepRecipe, write_found_recipe
+from headway.sweep.sweep_summary import summarise_sweep
+from headway.sweep.trial_recipe import build_trial_recipe, check_space
+from headway.sweep.trials import build_assignment, count_steps, probe_recipe
+from headway.training.fork import check_forkable
+from headway.training.progress import format_duration
+from headway.training.runs import load_recipe
+
+LOG = logging.getLogger("headway.sweep")
+
+COST_KEYS = ("model", "batch", "data", "augment", "task", "transform", "epochs")
+"""Parts of a recipe by which trials differ in what a step, or their whole training, costs."""
+LEAST_GAIN = 1.02
+"""Gain of a shared loader from which it is worth a word."""
+MEASURED_TRIALS = 3
+"""Trials that are measured before the sweep if their costs differ."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """The budget of a sweep, and how it is spent.
+
+    Attributes:
+        budget: most work, in full trainings.
+        method: which trials go on.
+        eta: one trial of `eta` goes on from a rung.
+        smallest: least fraction of a training after which trials are compared.
+        max_trials: most trials.
+        seed: seed of the trials' values.
+        slots: processes that train at once; None: one for each GPU, else one for each core.
+        together: most trials that take turns in one process.
+        seeds: trainings of the winner with new seeds.
+    """
+
+    budget: Fraction
+    method: Method = "halving"
+    eta: int = 3
+    smallest: Fraction = Fraction(1, 27)
+    max_trials: int | None = None
+    seed: int = 0
+    slots: int | None = None
+    together: int = 16
+    seeds: int = 3
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SweepResult:
+    """The result of a sweep.
+
+    Attributes:
+        folder: its folder.
+        state: all trials.
+        objective: the metric by which they were compared.
+        winner: number of the best trial.
+        score: its score, which is biased: it is the best of many noisy ones.
+        values: its values.
+        recipe: recipe of the winner.
+        retrained: scores of the winner with new seeds.
+        seconds: wall time of this call.
+        core_s: core seconds of all processes in this call, without the measurement before the first trial.
+        prediction: the predicted time; None if it could not be predicted, or the sweep was continued.
+    """
+
+    folder: Path
+    state: State
+    objective: str
+    winner: int
+    score: float
+    values: dict[str, Any]
+    recipe: Path
+    retrained: tuple[float, ...]
+    seconds: float
+    core_s: float
+    prediction: SweepPrediction | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the result as a JSON object."""
+        retrained: dict[str, Any] = {"scores": list(self.retrained)}
+        if len(self.retrained) > 1:
+            mean, half = compute_interval(self.retrained)
+            retrained |= {"mean": mean, "interval": half}
+        return {
+            "sweep": str(self.folder),
+            "objective": self.objective,
+            "trials": len(self.state.trials),
+            "winner": {"trial": self.winner, "score": self.score, "values": self.values, "recipe": str(self.recipe)},
+            "retrained": retrained,
+            "seconds": self.seconds,
+            "core_s": self.core_s,
+            "predicted": None if self.prediction is None else vars(self.prediction),
+        }
+
+    def describe(self) -> str:
+        """Describes the result, for the terminal."""
+        failed = sum(trial.has_failed for trial in self.state.trials)
+        lines = [
+            f"{len(self.state.trials)} trials in {self.folder}"
+            + (f", {failed} of which failed" if failed else "")
+            + ".",
+            f"Best: trial {self.winner}, {self.objective} {self.score:.4f}, the best of many noisy scores: "
+            + ", ".join(f"{key}={dump_in_line(value)}" for key, value in self.values.items()),
+        ]
+        if len(self.retrained) > 1:
+            mean, half = compute_interval(self.retrained)
+            lines.append(
+                f"Trained again with {len(self.retrained)} new seeds: {self.objective} {mean:.4f} +- {half:.2g} (95 %)."
+            )
+        elif self.retrained:
+            lines.append(f"Trained again with a new seed: {self.objective} {self.retrained[0]:.4f}.")
+        lines.append(f"Its recipe: {self.recipe}")
+        if self.prediction is not None:
+            measured = f"{format_duration(self.core_s)} of cores in {format_duration(self.seconds)}"
+            lines.append(f"Time: {measured}; predicted were {describe_prediction(self.prediction)}.")
+        return "\n".join(lines)
+
+
+def run_sweep(
+    recipe: Path, overrides: Sequence[str], space: Path, options: SweepOptions, folder: Path | None = None
+) -> SweepResult:
+    """Runs a sweep in a new folder (default: sweeps/NAME).
+
+    Raises:
+        HeadwayError: recipe, space or options are wrong, or trials crash one after another.
+    """
+    loaded = load_recipe(recipe, overrides)
+    space_recipe = read_space(space).recipe
+    check_space(Space(space_recipe), loaded)
+    if space_recipe.method == "tpe" and options.method != "asha":
+        what = f"tpe learns from trials that have ended, and {options.method} starts them together"
+        raise UsageError(what, where=str(space), fix="Add --method asha, or set method to random in the space.")
+    if options.method == "pbt":
+        check_forkable(space_recipe.parameters)
+    return start_sweep(loaded, space_recipe, options, folder)
+
+
+def start_sweep(
+    loaded: LoadedRecipe[TrainRecipe], space_recipe: SpaceRecipe, options: SweepOptions, folder: Path | None = None
+) -> SweepResult:
+    """Runs a sweep of a recipe and a space that are read and checked already; see `run_sweep`."""
+    folder = folder or RunFolder.find_free_name(Path("sweeps"), loaded.recipe.name)
+    probe = probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
+    size = Space(space_recipe).size
+    bounds = [bound for bound in (size, options.max_trials) if bound is not None]
+    settings = SweepRecipe(
+        recipe=collect_given_values(probe.loaded),
+        space=space_recipe,
+        objective=probe.objective,
+        higher_is_better=probe.higher_is_better,
+        samples=probe.samples,
+        method=options.method,
+        budget=options.budget,
+        eta=options.eta,
+        smallest=options.smallest,
+        max_trials=min(bounds) if bounds else None,
+        seed=options.seed,
+        slots=options.slots or _count_slots(),
+        together=options.together,
+        seeds=options.seeds,
+    )
+    # Before there is a folder: a budget that is too small is refused.
+    build_plan(settings)
+    sweep = SweepFolder.create(folder)
+    sweep.write_settings(settings, probe.loaded)
+    return _run(sweep)
+
+
+def resume_sweep(folder: Path) -> SweepResult:
+    """Continues a sweep that was stopped or killed, with the same decisions.
+
+    Raises:
+        UsageError: there is no such sweep, or another process runs it.
+    """
+    return _run(SweepFolder.open(folder))
+
+
+def build_plan(settings: SweepRecipe) -> Plan:
+    """Returns how many trials start, and where they are compared."""
+    return plan_brackets(
+        settings.budget,
+        settings.eta,
+        settings.smallest,
+        settings.method,
+        max_trials=settings.max_trials,
+        higher_is_better=settings.higher_is_better,
+        seed=settings.seed,
+    )
+
+
+def _count_slots() -> int:
+    import torch
+
+    from headway.core.cpu_count import count_usable_cores
+
+    return torch.cuda.device_count() or count_usable_cores()
+
+
+def _list_gpus() -> list[str]:
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def _run(sweep: SweepFolder) -> SweepResult:
+    """Runs a sweep; SIGTERM and Ctrl-C make every trial save its state."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise _StopError
+
+    try:
+        with handle_signals(stop, signal.SIGTERM, signal.SIGINT):
+            return _run_trials(sweep)
+    except _StopError:
+        fix = f"Continue: headway sweep --resume {shlex.quote(str(sweep.folder))}"
+        raise HeadwayError("the sweep was stopped, and its trials are saved", fix=fix) from None
+
+
+@final
+class _StopError(BaseException):
+    """A signal asks the sweep to stop. Not an Exception, which code on the way might take for a failed trial."""
+
+
+def _run_trials(sweep: SweepFolder) -> SweepResult:
+    began = time.monotonic()
+    settings, loaded = sweep.read_settings()
+    plan = build_plan(settings)
+    with open_journal(sweep.folder, plan) as journal:
+        sweep.wait_for_workers(LOG.info)
+        _describe_plan(plan)
+        with Coordinator(sweep, settings, loaded, _list_gpus()) as coordinator:
+            prediction, start_s = None, 0.0
+            if not journal.state.trials:
+                prediction, start_s = _predict(sweep, settings, loaded, plan, coordinator)
+                sweep.write_feeding(prediction is not None and prediction.feeds)
+            coordinator.feeds = sweep.read_feeding()
+            measured_s, began = coordinator.core_s - start_s, time.monotonic()
+            with SweepDisplay(settings.objective, None if prediction is None else prediction.wall_s) as display:
+                state = coordinator.run(journal, display.update)
+            winner, score = find_winner(state)
+            recipe = _write_winner(sweep, settings, loaded, state, winner)
+            retrained = _retrain(sweep, settings, coordinator, recipe)
+            core_s = coordinator.core_s - measured_s
+    result = SweepResult(
+        folder=sweep.folder,
+        state=state,
+        objective=settings.objective,
+        winner=winner,
+        score=score,
+        values=dict(state.trials[winner].values),
+        recipe=recipe,
+        retrained=retrained,
+        seconds=time.monotonic() - began,
+        core_s=core_s,
+        prediction=prediction,
+    )
+    write_atomically(sweep.folder / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
+    LOG.info(f"Page: {write_page(summarise_sweep(sweep.folder))}")
+    return result
+
+
+def _predict(
+    sweep: SweepFolder, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe], plan: Plan, coordinator: Coordinator
+) -> tuple[SweepPrediction | None, float]:
+    """Measures the first trials, and predicts the sweep. Returns also the core seconds in which a process starts."""
+    space = Space(settings.space)
+    changes_cost = any(key.partition(".")[0] in COST_KEYS or key == "optimizer.name" for key in space.keys)
+    count = min(MEASURED_TRIALS, plan.trials) if changes_cost else 1
+    assignments = []
+    for trial in range(count):
+        values = space.suggest(settings.seed, trial)
+        folder = sweep.find_trial(trial)
+        with suppress(RecipeError):
+            assignments.append(build_assignment(settings, loaded, trial, values, (Fraction(1),), folder))
+    LOG.info(f"Measuring {pluralise(len(assignments), 'trial')}.")
+    start_s, costs = coordinator.measure(assignments)
+    if not costs:
+        LOG.warning("No trial could be measured, so the time of the sweep is not predicted.")
+        return None, start_s
+    shapes = [
+        TrialShape(
+            costs=one,
+            steps=assignment.until,
+            evaluations=_count_epochs(assignment) / assignment.loaded.recipe.evaluate.every_epochs,
+            checkpoints=_count_checkpoints(assignment),
+        )
+        for one, assignment in zip(costs, assignments, strict=False)
+    ]
+    predict = choose_feeding if can_be_fed(loaded.recipe) else predict_sweep
+    prediction = predict(
+        plan, shapes, slots=settings.slots, together=settings.together, seeds=settings.seeds, start_s=start_s
+    )
+    LOG.info(f"Predicted: {describe_prediction(prediction)}.")
+    return prediction, start_s
+
+
+def _count_checkpoints(assignment: Assignment) -> float:
+    options = assignment.loaded.recipe.checkpoint
+    if options.every_steps is not None:
+        return assignment.until / options.every_steps
+    return _count_epochs(assignment) / options.every_epochs
+
+
+def _count_epochs(assignment: Assignment) -> float:
+    return require_number(resolve_rates(assignment.loaded).recipe.epochs, "epochs")
+
+
+def describe_prediction(prediction: SweepPrediction) -> str:
+    """Describes a prediction in words."""
+    gain = ""
+    if prediction.share_gain >= LEAST_GAIN:
+        gain = f" (with a loader for each trial {prediction.share_gain:.2f} times as much)"
+    fed = "; one more process decodes for all slots" if prediction.feeds else ""
+    return f"{format_duration(prediction.core_s)} of cores in {format_duration(prediction.wall_s)}{gain}{fed}"
+
+
+def _describe_plan(plan: Plan) -> None:
+    rungs = "; ".join(
+        ", ".join(f"{size} to {level}" for size, level in zip(bracket.sizes, bracket.levels, strict=True))
+        for bracket in plan.brackets
+    )
+    LOG.info(f"{plan.method}: {plan.trials} trials ({rungs} of a training), {float(plan.work):.4g} full trainings.")
+
+
+def find_winner(state: State) -> tuple[int, float]:
+    """Returns the number and the score of the best trial.
+
+    Raises:
+        HeadwayError: every trial failed.
+    """
+    ranked = rank_trials(state)
+    if not ranked:
+        reasons = {trial.reason for trial in state.trials}
+        raise HeadwayError(
+            f"every trial failed: {'; '.join(sorted(reasons)[:3])}", fix="Change the space or the recipe."
+        )
+    best = state.trials[ranked[0]]
+    return best.number, next(score for score in reversed(best.scores) if score is not None)
+
+
+def _write_winner(
+    sweep: SweepFolder, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe], state: State, winner: int
+) -> Path:
+    """Writes the winner as a recipe, with its evidence above it."""
+    own = build_trial_recipe(loaded, winner, state.trials[winner].values)
+    comments = [
+        f"Trial {winner} of {len(state.trials)}: {settings.objective} {find_winner(state)[1]:.4f}.",
+        "The best of many noisy scores is biased: see `retrained` in result.json for a fair one.",
+        *(f"  {key}: {dump_in_line(value)}" for key, value in state.trials[winner].values.items()),
+    ]
+    return write_found_recipe(sweep.folder / "winner", own, comments)
+
+
+def _retrain(sweep: SweepFolder, settings: SweepRecipe, coordinator: Coordinator, recipe: Path) -> tuple[float, ...]:
+    """Trains the winner with new seeds; returns the scores."""
+    loaded = load_recipe(recipe, ())
+    seeds = [loaded.recipe.seed + number for number in range(1, settings.seeds + 1)]
+    if seeds:
+        LOG.info(f"Training the winner again with {len(seeds)} new seeds.")
+    assignments = [
+        Assignment(
+            trial=-seed - 1,
+            folder=sweep.find_retrained(seed),
+            loaded=override_values(loaded, {"seed": seed}, "another seed of the winner"),
+            until=count_steps(loaded, settings.samples),
+        )
+        for seed in seeds
+    ]
+    outcomes = coordinator.train(assignments)
+    for outcome in outcomes:
+        if outcome.kind != "done":
+            raise HeadwayError(f"the winner failed with another seed: {outcome.failure}", where=str(sweep.retrained))
+    by_trial = {outcome.trial: outcome.metrics or {} for outcome in outcomes}
+    return tuple(by_trial[one.trial][settings.objective] for one in assignments)

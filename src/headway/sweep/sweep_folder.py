@@ -1,0 +1,211 @@
+"""The folder of a sweep: its settings, its journal, and a run folder for each trial."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, final
+
+import yaml
+from pydantic import BeforeValidator, Field, PlainSerializer
+
+from headway.core.errors import HeadwayError, UsageError
+from headway.core.files import write_atomically
+from headway.core.recipe import LoadedRecipe, RecipePart, find_leaf_origins, read_recipe
+from headway.core.recipe_override import collect_given_values
+from headway.core.recipe_yaml import RecipeDumper
+from headway.core.run_folder import collect_provenance
+from headway.setup.recipe import TrainRecipe
+from headway.sweep.budget import Method
+from headway.sweep.space_recipe import SpaceRecipe
+
+# A killed coordinator's workers save their trials and end: seconds until a new one gives up on them.
+WORKERS_END_S = 120.0
+
+
+def _read_fraction(value: Any) -> Fraction:
+    try:
+        return Fraction(str(value))
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"{value!r} is not a number. Write for example 8, or 1/27") from None
+
+
+AnyFraction = Annotated[Fraction, BeforeValidator(_read_fraction), PlainSerializer(str, return_type=str)]
+
+
+class SweepRecipe(RecipePart):
+    """The settings of a sweep, as `sweep.yaml` in its folder has them."""
+
+    recipe: dict[str, Any]
+    """The recipe that all trials share, with what the first look at data and machine has decided."""
+    space: SpaceRecipe
+    """The values that differ between trials."""
+    objective: str
+    """The metric by which trials are compared."""
+    higher_is_better: bool
+    """Direction of the objective."""
+    samples: int = Field(ge=1)
+    """Size of the training set."""
+    method: Method = "halving"
+    """Which trials go on: random (all), halving, hyperband, asha or pbt."""
+    budget: AnyFraction
+    """Most work, in full trainings."""
+    eta: int = 3
+    """One trial of `eta` goes on from a rung."""
+    smallest: AnyFraction = Fraction(1, 27)
+    """Least fraction of a training after which trials are compared."""
+    max_trials: int | None = None
+    """Most trials."""
+    seed: int = 0
+    """Seed of the trials' values. Not that of the trainings, which the recipe has."""
+    slots: int = Field(default=1, ge=1)
+    """Processes that train at once."""
+    together: int = Field(default=16, ge=1)
+    """Most trials that take turns in one process."""
+    seeds: int = Field(default=3, ge=0)
+    """Trainings of the winner with new seeds."""
+
+
+@final
+class SweepFolder:
+    """Paths of a sweep's folder, and its settings."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings_path = folder / "sweep.yaml"
+        self.trials = folder / "trials"
+        self.retrained = folder / "retrained"
+        self.logs = folder / "logs"
+        self.feeding_path = folder / "feeding.json"
+
+    @staticmethod
+    def create(folder: Path) -> SweepFolder:
+        """Creates the folder of a new sweep.
+
+        Raises:
+            UsageError: it exists, and is not empty.
+        """
+        sweep = SweepFolder(folder)
+        if sweep.settings_path.exists():
+            fix = f"Continue it: headway sweep --resume {folder}. Or name another one with --out."
+            raise UsageError("this sweep exists", where=str(folder), fix=fix)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError("this is not an empty folder", where=str(folder), fix="Name another one with --out.")
+        for part in (folder, sweep.trials, sweep.logs):
+            part.mkdir(parents=True, exist_ok=True)
+        return sweep
+
+    @staticmethod
+    def open(folder: Path) -> SweepFolder:
+        """Opens the folder of a sweep. Raises UsageError: there is none."""
+        sweep = SweepFolder(folder)
+        if not sweep.settings_path.is_file():
+            what = "this is not the folder of a sweep (it has no sweep.yaml)"
+            raise UsageError(what, where=str(folder), fix="Begin one: headway sweep RECIPE --space SPACE --budget 8.")
+        return sweep
+
+    def write_settings(self, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe]) -> None:
+        """Writes the settings, and where the values of the recipe come from."""
+        about = collect_provenance(
+            loaded.origins, loaded.base, recipe=None if loaded.path is None else str(loaded.path)
+        )
+        write_atomically(self.folder / "provenance.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+        tree = settings.model_dump(mode="json", exclude_unset=True)
+        # Last: a folder is a sweep from now on.
+        write_atomically(
+            self.settings_path, yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
+        )
+
+    def read_settings(self) -> tuple[SweepRecipe, LoadedRecipe[TrainRecipe]]:
+        """Reads the settings, and the recipe that all trials share.
+
+        Raises:
+            RecipeError: they are damaged.
+        """
+        settings = read_recipe(self.settings_path, (), SweepRecipe, kind="settings of the sweep").recipe
+        recipe = TrainRecipe.model_validate(settings.recipe)
+        try:
+            about = json.loads((self.folder / "provenance.json").read_text())
+            origins, base, path = about["origins"], Path(about["base"]), about["recipe"]
+        except (OSError, ValueError, KeyError) as error:
+            raise HeadwayError(f"provenance.json cannot be read ({error})", where=str(self.folder)) from None
+        leaves = find_leaf_origins(recipe, origins, "recipe")
+        return settings, LoadedRecipe(recipe, leaves, base, None if path is None else Path(path))
+
+    def write_feeding(self, feeds: bool) -> None:
+        """Notes whether one process decodes for several slots, for a sweep that is continued without a measurement."""
+        write_atomically(self.feeding_path, json.dumps({"feeds": feeds}) + "\n")
+
+    def read_feeding(self) -> bool:
+        """Returns what `write_feeding` noted; False if it has noted nothing."""
+        try:
+            return bool(json.loads(self.feeding_path.read_text()) == {"feeds": True})
+        except (OSError, ValueError):
+            return False
+
+    def find_trial(self, trial: int) -> Path:
+        """Returns the run folder of a trial."""
+        return self.trials / str(trial)
+
+    def find_retrained(self, seed: int) -> Path:
+        """Returns the run folder of the winner with another seed."""
+        return self.retrained / str(seed)
+
+    @contextmanager
+    def hold_as_worker(self) -> Iterator[None]:
+        """Tells coordinators, for the duration of the block, that a process trains trials of this sweep."""
+        handle = os.open(self.folder / ".workers", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(handle)
+
+    def wait_for_workers(self, say: Any) -> None:
+        """Waits until no process of an earlier coordinator trains any more.
+
+        Raises:
+            UsageError: one does not end.
+        """
+        handle = os.open(self.folder / ".workers", os.O_RDWR | os.O_CREAT, 0o666)
+        began, told = time.monotonic(), False
+        try:
+            while True:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                except BlockingIOError:
+                    if not told:
+                        say("Waiting for processes of this sweep that still save their trials.")
+                        told = True
+                if time.monotonic() - began > WORKERS_END_S:
+                    fix = "End them, and try again."
+                    raise UsageError("processes of this sweep still train", where=str(self.folder), fix=fix)
+                time.sleep(0.1)
+        finally:
+            os.close(handle)
+
+
+def _write_provenance(folder: Path, loaded: LoadedRecipe[TrainRecipe]) -> None:
+    path = None if loaded.path is None else str(loaded.path)
+    about = collect_provenance(loaded.origins, loaded.base, recipe=path)
+    write_atomically(folder / "provenance.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_found_recipe(folder: Path, loaded: LoadedRecipe[TrainRecipe], comments: Sequence[str]) -> Path:
+    """Writes a recipe that was found, below lines of comment that say how; returns its path.
+
+    Its relative paths start where the provenance beside it says, as those of a run's recipe do.
+    """
+    folder.mkdir(exist_ok=True)
+    _write_provenance(folder, loaded)
+    tree = collect_given_values(loaded)
+    body = yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
+    write_atomically(folder / "recipe.yaml", "\n".join([*(f"# {line}" for line in comments), body]))
+    return folder / "recipe.yaml"

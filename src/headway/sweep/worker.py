@@ -1,0 +1,142 @@
+"""A worker of a sweep: a process that trains the trials it is told to. `python -m headway.sweep.worker SWEEP`.
+
+Commands come as JSON lines on standard input, answers go as JSON lines to what was standard output. When the input
+ends, because the coordinator has ended or was killed, the worker saves its trials and ends too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import closing
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, final
+
+from headway.core.errors import HeadwayError
+from headway.core.messages import show_messages
+from headway.sweep.cohort import Assignment, Cohorts, Outcome
+from headway.sweep.costs import measure_costs
+from headway.sweep.feed import Ticket
+from headway.sweep.sweep_folder import SweepFolder
+
+
+@final
+class Worker:
+    """Trains what the coordinator asks for.
+
+    Args:
+        sweep: the folder of the sweep.
+        out: descriptor for the answers.
+    """
+
+    def __init__(self, sweep: SweepFolder, out: int) -> None:
+        self._sweep, self._out = sweep, out
+        self._commands: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._stopping = False
+
+    def run(self) -> None:
+        """Answers commands until the input ends."""
+        # A line is short, so the coordinator never waits for a reader that trains.
+        threading.Thread(target=self._read_commands, name="headway-sweep-commands", daemon=True).start()
+        with closing(Cohorts(lambda: self._stopping, self._tell_steps)) as cohorts, self._sweep.hold_as_worker():
+            self._answer({"ready": os.getpid(), "core_s": time.process_time()})
+            while (command := self._commands.get()) is not None and not self._stopping:
+                if "end" in command:
+                    cohorts.end(command["end"])
+                    self._answer({"ended": command["end"], "core_s": time.process_time()})
+                    continue
+                if "measure" in command:
+                    self._answer({"costs": self._measure(decode_assignment(command["measure"]))})
+                    continue
+                source = None if command["feed"] is None else Ticket(**command["feed"]).read
+                for outcome in cohorts.train([decode_assignment(one) for one in command["train"]], source):
+                    self._answer({"outcome": vars(outcome), "core_s": time.process_time()})
+                self._answer({"idle": True, "core_s": time.process_time()})
+
+    def _measure(self, assignment: Assignment) -> dict[str, Any] | None:
+        """Returns what a trial costs; None if it fails, which its training will explain."""
+        try:
+            return vars(measure_costs(assignment.loaded))
+        except Exception:
+            traceback.print_exc()
+            return None
+
+    def stop(self) -> None:
+        """Makes the trials save their states and the worker end, at the next step."""
+        self._stopping = True
+        self._commands.put(None)
+
+    def _read_commands(self) -> None:
+        for line in sys.stdin.buffer:
+            self._commands.put(json.loads(line))
+        self.stop()
+
+    def _tell_steps(self, steps: int) -> None:
+        self._answer({"steps": steps})
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        # The coordinator may be gone; the end of the input says so too.
+        try:
+            os.write(self._out, json.dumps(message).encode() + b"\n")
+        except BrokenPipeError:
+            self.stop()
+
+
+def encode_assignment(assignment: Assignment) -> dict[str, Any]:
+    """Returns an assignment as a JSON object."""
+    loaded = assignment.loaded
+    return {
+        "trial": assignment.trial,
+        "folder": str(assignment.folder),
+        "until": assignment.until,
+        "recipe": loaded.recipe.model_dump(mode="json"),
+        "origins": dict(loaded.origins),
+        "base": str(loaded.base),
+        "path": None if loaded.path is None else str(loaded.path),
+    }
+
+
+def decode_assignment(tree: dict[str, Any]) -> Assignment:
+    """Returns the assignment of a JSON object."""
+    from headway.core.recipe import LoadedRecipe
+    from headway.setup.recipe import TrainRecipe
+
+    path = tree["path"]
+    loaded = LoadedRecipe(
+        TrainRecipe.model_validate(tree["recipe"]),
+        tree["origins"],
+        Path(tree["base"]),
+        None if path is None else Path(path),
+    )
+    return Assignment(trial=tree["trial"], folder=Path(tree["folder"]), loaded=loaded, until=tree["until"])
+
+
+def decode_outcome(tree: dict[str, Any]) -> Outcome:
+    """Returns the outcome of a JSON object."""
+    return Outcome(**tree)
+
+
+def main() -> None:
+    """Runs the worker of the sweep in the folder that the command line names."""
+    # Standard output is the protocol's alone: what a user's own code prints goes to the log.
+    out = os.dup(1)
+    os.dup2(2, 1)
+    show_messages()
+    worker = Worker(SweepFolder.open(Path(sys.argv[1])), out)
+    signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+    # Ctrl-C of the terminal reaches the coordinator, which ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        worker.run()
+    except HeadwayError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

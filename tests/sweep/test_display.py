@@ -1,0 +1,71 @@
+"""The live view of a sweep."""
+
+from __future__ import annotations
+
+import io
+from fractions import Fraction
+
+import pytest
+from rich.console import Console
+from tests._support import collect_messages
+
+from headway.sweep import display
+from headway.sweep.budget import plan_brackets
+from headway.sweep.display import SweepDisplay
+from headway.sweep.halving import decide
+from headway.sweep.records import Result, build_result
+from headway.sweep.state import State, fold, list_tasks
+
+
+class Rates:
+    """Values of trials that need no space."""
+
+    def draw(self, trial: int) -> dict[str, float]:
+        return {"optimizer.lr": 0.1 + trial}
+
+    def perturb(self, values: object, trial: int, rung: int) -> dict[str, float]:
+        return self.draw(trial)
+
+
+def run_states(*, higher_is_better: bool) -> list[State]:
+    """The states of a sweep of nine trials, of which the first fails and the later ones are better."""
+    state, states = State(plan_brackets(3, 3, Fraction(1, 9), "halving", higher_is_better=higher_is_better)), []
+    while decisions := decide(state, Rates()):
+        state = fold(state, decisions)
+        for task in list_tasks(state):
+            number = task.trial.number
+            score = float(number + task.rung) * (1 if higher_is_better else -1)
+            result = build_result(number, task.rung, score) if number else Result(number, task.rung, None, "it failed")
+            state = fold(state, [result])
+            states.append(state)
+    return states
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+def test_each_rung_is_told_once_with_its_best_trial(higher_is_better: bool) -> None:
+    states = run_states(higher_is_better=higher_is_better)
+    last = len(states[-1].trials) - 1
+    sign = "" if higher_is_better else "-"
+    with collect_messages() as said, SweepDisplay("accuracy", None, Console(file=io.StringIO())) as shown:
+        for state in [*states, states[-1]]:
+            shown.update(state, 7)
+    assert [line.split(":")[0] for line in said] == [
+        f"{len(states[-1].trials)} trials trained to 1/9 of a training",
+        f"{states[-1].plan.brackets[0].sizes[1]} trials trained to 1/3 of a training",
+        "1 trial trained to 1 of a training",
+    ]
+    assert f"best accuracy {sign}{last}.0000 (trial {last}), 1 failed." in said[0]
+    assert f"best accuracy {sign}{last + 2}.0000 (trial {last})." in said[2]
+
+
+def test_a_terminal_shows_the_best_trials_and_the_predicted_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "REFRESH_S", 0.0)
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100)
+    with SweepDisplay("accuracy", 90.0, console) as shown:
+        shown.update(run_states(higher_is_better=True)[-1], 1234)
+    text = out.getvalue()
+    assert "1,234 steps" in text
+    assert "of about 1m30s" in text
+    last = len(run_states(higher_is_better=True)[-1].trials) - 1
+    assert f"optimizer.lr={0.1 + last}" in text
