@@ -86,6 +86,7 @@ def reduce_by_all_algorithms(rank: Rank, rails: int) -> list[torch.Tensor]:
     return out
 
 
+@pytest.mark.check
 def test_every_algorithm_has_the_bits_of_one_rail() -> None:
     hosts = (0, 1, 2, 0, 1, 2)
     single, striped = (run_ranks(len(hosts), reduce_by_all_algorithms, rails, hosts=hosts)[0] for rails in (1, 3))

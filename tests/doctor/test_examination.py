@@ -218,6 +218,7 @@ def test_synthetic_data_have_no_input(folder: Path) -> None:
     assert warm.predicted != warm.images_s.value, "the loop was not measured once and shown twice"
 
 
+@pytest.mark.check
 def test_syncs_are_counted_by_stage_and_by_line(folder: Path) -> None:
     profiling = sys.getprofile()
     loaded = load_recipe(folder / "plain.yaml", ["transform=holders.py:reads", "log_every_steps=50"])

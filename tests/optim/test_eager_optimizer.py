@@ -62,6 +62,7 @@ def test_steps_and_states_are_those_of_torch(name: str) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.check
 def test_a_run_that_compiles_nothing_does_not_import_the_compiler(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     done = subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -184,7 +184,7 @@ def compare(rank: Rank) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.check)])
 def test_the_weights_are_those_of_data_parallel_training_in_a_share_of_the_memory(ranks: int) -> None:
     every = run_ranks(ranks, compare)
     parameters = dict(network().named_parameters())

@@ -30,6 +30,7 @@ class Flipped(nn.Sequential):
         return super().forward(x.flip(2))  # type: ignore[no-any-return]
 
 
+@pytest.mark.check
 def test_strips_end_where_a_rank_would_have_less_than_four_rows() -> None:
     """Or before a function without a rule."""
     network = model.resnet18()

@@ -140,6 +140,7 @@ def test_from_python_one_device_is_counted(recipe: Path, tmp_path: Path) -> None
     assert run.finished
 
 
+@pytest.mark.check
 def test_ranks_train_as_with_the_global_batch_and_a_resumed_run_keeps_it(recipe: Path, tmp_path: Path) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
     said = finished("train", recipe, "--run", run, "--procs", "2")

@@ -108,6 +108,7 @@ def test_what_one_strategy_saved_another_loads_bit_for_bit(folder: Path, tmp_pat
         assert all(torch.equal(value, loaded[name]) for name, value in saved.items()), one["overrides"]
 
 
+@pytest.mark.check
 def test_a_run_goes_on_with_another_strategy_unless_it_computes_other_updates(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     headway("train", folder / "Towers.yaml", "--run", run)

@@ -143,6 +143,7 @@ def test_ranks_with_uneven_shares_have_as_many_micro_batches(folder: Path) -> No
     assert 0 < last["dropped"] < 1
 
 
+@pytest.mark.check
 def test_a_measured_precision_leaves_no_graph_of_whole_weights(folder: Path) -> None:
     train(folder, "auto", 2, TWO, "precision=auto", "epochs=0.2", "data.eval=null", "model.factory=net.py:Deep")
 

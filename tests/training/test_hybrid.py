@@ -65,6 +65,7 @@ def test_two_processes_train_as_one_does(alone: Path, shared: Path) -> None:
     assert_alike(alone, shared)
 
 
+@pytest.mark.check
 def test_so_do_they_with_layer_wise_rates_and_a_norm_of_all_gradients(folder: Path) -> None:
     options = ("epochs=1", "optimizer={name: lamb, lr: 0.01, clip_norm: 0.5}")
     assert_alike(train(folder, "lamb-alone", *options), train(folder, "lamb-shared", "--procs", "2", HYBRID, *options))
@@ -76,6 +77,7 @@ def test_so_do_turns_and_more_processes(folder: Path, alone: Path, procs: str, p
     assert_alike(alone, train(folder, f"more-{procs}", "--procs", procs, parallel))
 
 
+@pytest.mark.check
 def test_resumed_is_uninterrupted_bit_for_bit(shared: Path, tmp_path: Path) -> None:
     cut = cut_back(shared, tmp_path / "cut")
     said = finished("train", "--resume", cut, "--procs", "2")

@@ -80,6 +80,7 @@ def saved_tensors(run: Path, step: int) -> list[dict[str, torch.Tensor]]:
 SGD = ("model={factory: 'net.py:double'}", "optimizer={name: sgd, lr: 0.05}", "batch=32")
 
 
+@pytest.mark.check
 def test_rounds_of_one_step_are_data_parallel(folder: Path, tmp_path: Path) -> None:
     """Weights in fp64; shares of 16 samples, by which the loss in fp32 is divided exactly."""
     data = train(folder, tmp_path / "data", *SGD)
@@ -101,6 +102,7 @@ def test_one_process_trains_as_without(folder: Path, tmp_path: Path) -> None:
     assert [record["loss"] for record in records(local, "train")] == [r["loss"] for r in records(plain, "train")]
 
 
+@pytest.mark.check
 def test_a_checkpoint_has_the_common_weights_and_each_rank_s_own_state(diloco: Path) -> None:
     """Step 8 falls into the round that ends with step 9."""
     first, second = saved_tensors(diloco, 9)
@@ -112,6 +114,7 @@ def test_a_checkpoint_has_the_common_weights_and_each_rank_s_own_state(diloco: P
     assert not torch.equal(first[name], second[name])
 
 
+@pytest.mark.check
 def test_resumed_is_uninterrupted_bit_for_bit(diloco: Path, tmp_path: Path) -> None:
     cut = cut_back(diloco, tmp_path / "cut", 9)
     said = finished("train", "--resume", cut, "--procs", "2")

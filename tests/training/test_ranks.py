@@ -301,7 +301,8 @@ def stuck(folder: Path) -> list[str]:
     return [str(folder / "recipe.yaml"), "transform=stuck.py:stuck", "comm.timeout_s=2", "comm.stall_s=4"]
 
 
-@pytest.mark.parametrize("algorithm", ["ring", pytest.param("tree", marks=pytest.mark.check)])
+@pytest.mark.check
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
 def test_a_rank_that_is_alive_and_does_not_come_is_named(tmp_path: Path, stuck: list[str], algorithm: str) -> None:
     run = tmp_path / "run"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m"]
@@ -317,6 +318,7 @@ def test_a_rank_that_is_alive_and_does_not_come_is_named(tmp_path: Path, stuck: 
     assert re.search(r"'step 20, bucket \d: .*', which never came from rank 1 \(last: step 19, bucket", err), err
 
 
+@pytest.mark.check
 def test_the_others_go_on_without_a_stuck_one(folder: Path, tmp_path: Path, stuck: list[str]) -> None:
     said = finished("train", *stuck, "--procs", "3", "--no-respawn", "--run", tmp_path / "run")
     assert said.status == 0, said.err

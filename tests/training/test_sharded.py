@@ -130,6 +130,7 @@ def test_a_state_is_saved_by_its_owner_alone(sharded: Path) -> None:
     assert "optimizer/0.weight/exp_avg" in json.dumps(pieces)
 
 
+@pytest.mark.check
 def test_resumed_is_uninterrupted_bit_for_bit(sharded: Path, tmp_path: Path) -> None:
     cut = cut_back(sharded, tmp_path / "cut")
     go_on(cut, "2")
@@ -138,9 +139,8 @@ def test_resumed_is_uninterrupted_bit_for_bit(sharded: Path, tmp_path: Path) -> 
     assert (rows_of(cut) == rows_of(sharded)).all()
 
 
-@pytest.mark.parametrize(
-    ("start", "strategy"), [("data", SHARDED), pytest.param("sharded", DATA, marks=pytest.mark.check)]
-)
+@pytest.mark.parametrize(("start", "strategy"), [("data", SHARDED), ("sharded", DATA)])
+@pytest.mark.check
 def test_a_run_changes_its_strategy_and_keeps_its_bits(
     folder: Path, data: Path, sharded: Path, tmp_path: Path, start: str, strategy: str
 ) -> None:
@@ -232,6 +232,7 @@ def test_one_process_has_all_of_it(folder: Path) -> None:
     assert said.status == 0, said.err
 
 
+@pytest.mark.check
 def test_a_dry_run_says_the_memory_of_an_owner(folder: Path, tmp_path: Path) -> None:
     asked = (
         "train",

@@ -132,6 +132,7 @@ def test_each_process_saves_its_rows(divided: Path) -> None:
     assert manifest["format"] == 2
 
 
+@pytest.mark.check
 def test_resumed_is_uninterrupted_bit_for_bit(divided: Path, tmp_path: Path) -> None:
     cut = cut_back(divided, tmp_path / "cut")
     go_on(cut, "2")
