@@ -45,14 +45,14 @@ def main(recipe: str, out: str, seconds: str) -> None:
                 return [text.decode() for text in ranks.world.control.gather_bytes(json.dumps(mine).encode())]
 
             came = list[str]()
-            meet = trainer.meet
+            meet = trainer.recovery.meet
 
             def noted() -> None:
                 """As it is, and with which options."""
                 came.append(f"comm.bucket_mb={ranks.options.bucket_mb} comm.algorithm={ranks.options.algorithm}")
                 meet()
 
-            trainer.meet = noted  # type: ignore[method-assign]
+            trainer.recovery.meet = noted  # type: ignore[method-assign]
             trainer.recovery.meet()
             now = measure_together(trainer, ranks)
             before = seen()

@@ -47,12 +47,11 @@ def test_steps_alone_cost_the_work_of_the_plan(method: Method) -> None:
     assert found.core_s >= (0.8 if method == "asha" else 0.999) * float(planned.work) * STEPS
 
 
-@given(slots=st.integers(1, 4), together=st.integers(1, 9), seeds=st.integers(0, 5))
-def test_more_slots_take_less_time_and_no_fewer_seconds_of_cores(slots: int, together: int, seeds: int) -> None:
+@given(slots=st.integers(1, 4), seeds=st.integers(0, 5))
+def test_more_slots_take_less_time_and_no_fewer_seconds_of_cores(slots: int, seeds: int) -> None:
+    """As long as all trials of a slot take turns; in several cohorts the last one may be nearly empty."""
     trial = shape(step_s=0.01, decode_s=0.02, build_s=1, evaluate_s=0.5, checkpoint_s=0.1, end_s=0.2)
-    fewer, more = (
-        predict(plan(8, "halving"), trial, slots=n, together=together, seeds=seeds) for n in (slots, 2 * slots)
-    )
+    fewer, more = (predict(plan(8, "halving"), trial, slots=n, seeds=seeds) for n in (slots, 2 * slots))
     assert more.wall_s <= fewer.wall_s * 1.0001
     assert more.core_s >= fewer.core_s * 0.9999
     assert fewer.wall_s >= fewer.core_s / slots * 0.9999

@@ -207,7 +207,8 @@ def _expand_strategy(value: Any) -> Any:
     # `parallel: hybrid` is short for `parallel: {strategy: hybrid}`.
     if isinstance(value, str):
         value = {"strategy": value}
-    if isinstance(value, dict) and (name := value.get("strategy")) in SEVERAL_RUNS:
+    name = value.get("strategy") if isinstance(value, dict) else None
+    if isinstance(name, str) and name in SEVERAL_RUNS:
         raise ValueError(f"{name} is no strategy of one run, but several runs: {SEVERAL_RUNS[name]}")
     return value
 
