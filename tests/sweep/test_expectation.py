@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.sweep.budget import METHODS, Method
-from headway.sweep.expectation import compute_expected_best, extrapolate_scores, list_scores
-from headway.sweep.state import State, fold
+from headway.sweep.expectation import compute_expected_best, extrapolate_scores
+from headway.sweep.state import State, fold, list_scores
 
 from ._sweeps import Scores, go_on, make_plan
 

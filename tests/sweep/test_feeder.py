@@ -26,7 +26,7 @@ from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.data.batch import BadSample, Batch
 from headway.data.batch_plan import BatchPlan
 from headway.setup.recipe import TrainRecipe
-from headway.setup.shared_inputs import SharedInputs, select_shared_values
+from headway.setup.shared_inputs import SharedInputs, describe_shared_values
 from headway.sweep import sweep as sweeps
 from headway.sweep.batch_memory import BatchMemory, PackedBatch
 from headway.sweep.cohort import Assignment
@@ -216,7 +216,7 @@ def test_a_reader_of_other_batches_is_refused(loaded: LoadedRecipe[TrainRecipe])
 
 def test_steps_that_grow_otherwise_are_other_batches(loaded: LoadedRecipe[TrainRecipe]) -> None:
     other = loaded.resolve("batch_growth.factor", 3, "a test")
-    assert select_shared_values(other) != select_shared_values(loaded)
+    assert describe_shared_values(other) != describe_shared_values(loaded)
 
 
 @settings(max_examples=20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -22,11 +23,12 @@ Source = Callable[[Mapping[str, Any], BatchPlan, int], Iterator[Batch] | None]
 sizes of their steps, and the position. Where its iterator ends, the loader of the inputs goes on."""
 
 
-def select_shared_values(loaded: LoadedRecipe[TrainRecipe]) -> dict[str, Any]:
-    """Returns the values that must be equal for two runs to share their inputs, by dotted key."""
+def describe_shared_values(loaded: LoadedRecipe[TrainRecipe]) -> str:
+    """Returns the values that must be equal for two runs to share their inputs, as one text."""
     leaves = loaded.list_leaves()
     # What a machine decides for one run, it decides for all of them.
-    return {key: value for key, value in leaves if key.partition(".")[0] in SHARED_KEYS and key not in MACHINE_KEYS}
+    shared = {key: value for key, value in leaves if key.partition(".")[0] in SHARED_KEYS and key not in MACHINE_KEYS}
+    return json.dumps(shared, sort_keys=True)
 
 
 @final
@@ -63,7 +65,7 @@ class SharedInputs:
 
     def __init__(self) -> None:
         self._inputs: Inputs | None = None
-        self._values: dict[str, Any] = {}
+        self._values = ""
         self._resolved: dict[str, tuple[Any, str]] = {}
         self._source: Source | None = None
         # The source's batches, and those of the loader here.
@@ -78,7 +80,7 @@ class SharedInputs:
             HeadwayError: see `open_inputs`.
         """
         if self._inputs is None:
-            self._values = select_shared_values(loaded)
+            self._values = describe_shared_values(loaded)
             resolved, self._inputs = open_inputs(loaded, device, opens_data=True)
             before = dict(loaded.list_leaves())
             self._resolved = {
@@ -88,7 +90,7 @@ class SharedInputs:
             }
             loaded = resolved
         else:
-            assert select_shared_values(loaded) == self._values, "the runs read different batches"
+            assert describe_shared_values(loaded) == self._values, "the runs read different batches"
             loaded = loaded.resolve_all(self._resolved)
         lent = replace(self._inputs, is_lent=True, loader=None)
         lent.batch_source = lambda plan, position: self._serve(loaded.recipe, plan, position, lent)

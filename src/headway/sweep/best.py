@@ -7,7 +7,7 @@ from pathlib import Path
 from headway.core.errors import UsageError
 from headway.core.text_format import pluralise
 from headway.sweep.journal import read_journal
-from headway.sweep.state import State, rank_trials
+from headway.sweep.state import list_scores, rank_trials
 from headway.sweep.sweep_folder import SweepFolder
 
 
@@ -18,7 +18,7 @@ def list_best(folder: Path, count: int) -> list[Path]:
         UsageError: there is no such sweep, or it has fewer of them.
     """
     sweep, state = SweepFolder.open(folder), read_journal(folder)
-    ended = [number for number in rank_trials(state) if _is_whole(state, number)]
+    ended = [number for number in rank_trials(state) if list_scores(state, state.trials[number])[-1][0] == 1]
     if len(ended) < count:
         what = (
             f"{pluralise(len(ended), 'trial')} of {len(state.trials)} trained to the end, and --best asks for {count}"
@@ -27,8 +27,3 @@ def list_best(folder: Path, count: int) -> list[Path]:
             what, where=str(folder), fix="Ask for fewer, or sweep with --method random or a larger --budget."
         )
     return [sweep.find_trial(number) for number in ended[:count]]
-
-
-def _is_whole(state: State, number: int) -> bool:
-    trial, levels = state.trials[number], state.plan.find_bracket(number).levels
-    return trial.has_result(len(levels) - 1) and trial.get_score(len(levels) - 1) is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import time
 import traceback
 from collections import defaultdict
@@ -15,9 +14,10 @@ from typing import Any, final
 from headway.core.errors import HeadwayError, TrainingError
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
+from headway.core.system_errors import FULL
 from headway.setup.recipe import TrainRecipe
 from headway.setup.seeding import GeneratorStates
-from headway.setup.shared_inputs import SharedInputs, Source, select_shared_values
+from headway.setup.shared_inputs import SharedInputs, Source, describe_shared_values
 from headway.training.actions import Action
 from headway.training.progress import hide_progress
 from headway.training.run_steps import RunSteps, continue_run, start_run
@@ -55,7 +55,6 @@ class Outcome:
         failure: why it failed; empty if it did not.
         kind: `diverged` if its numbers did, `crashed` after any other error, `stopped` if it was told to stop.
         trace: the traceback of a crash.
-        cpu_s: seconds of the processor in its turns, decoding included.
     """
 
     trial: int
@@ -64,7 +63,6 @@ class Outcome:
     failure: str = ""
     kind: str = "done"
     trace: str = ""
-    cpu_s: float = 0.0
 
 
 @final
@@ -73,7 +71,6 @@ class _Member:
 
     def __init__(self, assignment: Assignment, key: str, shared: SharedInputs) -> None:
         self.trial, self.key, self.until = assignment.trial, key, assignment.until
-        self.cpu_s = 0.0
         self._states: GeneratorStates | None = None
         self._steps = _open_steps(assignment, shared)
         # None once the run has ended.
@@ -84,7 +81,6 @@ class _Member:
 
     def take_turn(self) -> None:
         """Makes the next step, and the actions after it."""
-        began = time.process_time()
         if self._states is not None:
             self._states.restore()
         if self.trainer is not None:
@@ -95,8 +91,6 @@ class _Member:
         except StopIteration as end:
             self.trainer, self._summary = None, end.value.summary
             return
-        finally:
-            self.cpu_s += time.process_time() - began
         self._states = GeneratorStates.read(self.trainer.setup.device)
 
     @property
@@ -194,12 +188,12 @@ class Cohorts:
     def _prepare(self, assignment: Assignment) -> tuple[_Member | None, Outcome | None]:
         member = self._members.get(assignment.trial)
         if member is not None:
-            member.until, member.cpu_s = assignment.until, 0.0
+            member.until = assignment.until
             return member, None
         run = RunFolder(assignment.folder)
         try:
             loaded = reload_recipe(run) if run.recipe_path.exists() else assignment.loaded
-            key = json.dumps(select_shared_values(loaded), sort_keys=True)
+            key = describe_shared_values(loaded)
             if key not in self._shared:
                 self._shared[key] = SharedInputs()
             with hide_progress(True):
@@ -225,7 +219,7 @@ class Cohorts:
                         member.pause()
                 except Exception as error:
                     members.remove(member)
-                    yield self._drop(member, _explain(member.trial, member.step, error, member.cpu_s))
+                    yield self._drop(member, _explain(member.trial, member.step, error))
                     continue
                 if member.trainer is None or member.step >= member.until:
                     members.remove(member)
@@ -243,7 +237,6 @@ class Cohorts:
             step=member.step,
             metrics=None if is_short else member.metrics,
             kind="stopped" if is_short else "done",
-            cpu_s=member.cpu_s,
         )
 
     def end(self, trials: Sequence[int]) -> None:
@@ -271,7 +264,7 @@ class Cohorts:
         self._shared.clear()
 
 
-def _explain(trial: int, step: int, error: Exception, cpu_s: float = 0.0) -> Outcome:
+def _explain(trial: int, step: int, error: Exception) -> Outcome:
     """Returns the outcome of a trial that failed."""
     kind = "crashed"
     if isinstance(error, TrainingError):
@@ -279,7 +272,7 @@ def _explain(trial: int, step: int, error: Exception, cpu_s: float = 0.0) -> Out
     elif _is_of_machine(error):
         kind = "machine"
     trace = "" if isinstance(error, HeadwayError) else "".join(traceback.format_exception(error))
-    return Outcome(trial=trial, step=step, failure=str(error), kind=kind, trace=trace, cpu_s=cpu_s)
+    return Outcome(trial=trial, step=step, failure=str(error), kind=kind, trace=trace)
 
 
 def _is_of_machine(error: BaseException | None) -> bool:
@@ -287,7 +280,7 @@ def _is_of_machine(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, MemoryError):
             return True
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE):
+        if isinstance(error, OSError) and error.errno in (*FULL, errno.EMFILE):
             return True
         error = error.__cause__
     return False

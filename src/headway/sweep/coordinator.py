@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections import Counter, defaultdict
@@ -16,7 +15,7 @@ from typing import Any, final
 from headway.core.errors import HeadwayError, RecipeError, UserCodeError
 from headway.core.recipe import LoadedRecipe
 from headway.setup.recipe import TrainRecipe
-from headway.setup.shared_inputs import select_shared_values
+from headway.setup.shared_inputs import describe_shared_values
 from headway.sweep.cohort import Assignment, Outcome
 from headway.sweep.costs import TrialCosts
 from headway.sweep.feed import Ticket
@@ -310,7 +309,7 @@ class Coordinator:
             folder, levels = self._sweep.find_trial(trial), state.plan.find_bracket(trial).levels
             whole = build_assignment(self._settings, self._loaded, trial, values, levels, folder)
             self._whole[trial] = whole
-            self._keys[trial] = json.dumps(select_shared_values(whole.loaded), sort_keys=True)
+            self._keys[trial] = describe_shared_values(whole.loaded)
         return replace(whole, until=find_step(to, whole.until))
 
     # Answers of slots.

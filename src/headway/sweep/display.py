@@ -14,7 +14,7 @@ from rich.text import Text
 
 from headway.core.recipe_yaml import dump_in_line
 from headway.core.text_format import pluralise
-from headway.sweep.state import State, rank_trials, select_best
+from headway.sweep.state import State, list_scores, rank_trials, select_best
 from headway.training.progress import format_duration
 
 LOG = logging.getLogger("headway.sweep")
@@ -87,9 +87,8 @@ class SweepDisplay:
             table.add_column(name, justify="left" if name == "values" else "right", no_wrap=name == "values")
         for number in rank_trials(state)[:MOST_ROWS]:
             trial = state.trials[number]
-            rung = max(index for index, score in enumerate(trial.scores) if score is not None)
-            level = state.plan.find_bracket(number).levels[trial.first_rung + rung]
+            level, score = list_scores(state, trial)[-1]
             values = ", ".join(f"{key}={dump_in_line(value)}" for key, value in trial.values.items())
-            table.add_row(str(number), f"{trial.scores[rung]:.4f}", str(level), values)
+            table.add_row(str(number), f"{score:.4f}", str(level), values)
         # A title of the table itself would be no wider than its columns.
         return Group(Text(title), table)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
 
 from headway.core.random_keys import draw_uniform, make_keys
-from headway.sweep.state import State, Trial
+from headway.sweep.state import State, list_scores
 
 
 def compute_expected_best(scores: Sequence[float], most: int, *, higher_is_better: bool = True) -> list[float]:
@@ -65,13 +64,6 @@ def extrapolate_scores(state: State, seed: int = 0) -> list[float]:
                 line = intercept + slope * scores[level] + residuals[int(chance * len(residuals))]
                 scores[following] = max(scores[level], min(line, most))
     return [sign * (scores[max(scores)] if scores else min(known)) for scores in reached]
-
-
-def list_scores(state: State, trial: Trial) -> list[tuple[Fraction, float]]:
-    """Lists the levels that a trial has reached itself, and its scores there."""
-    levels = state.plan.find_bracket(trial.number).levels
-    scores = enumerate(trial.scores, trial.first_rung)
-    return [(levels[rung], score) for rung, score in scores if score is not None]
 
 
 def _fit_line(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, list[float]]:

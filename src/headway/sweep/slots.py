@@ -145,11 +145,6 @@ class Slot:
         self._core_s, self._newest_core_s = self.core_s, 0.0
         return status
 
-    @property
-    def is_running(self) -> bool:
-        """True if there is a process, until `take_status`."""
-        return self._process is not None
-
     def close(self) -> None:
         """Ends the process: it saves its trials. Its last answers are dropped."""
         if (process := self._process) is None:

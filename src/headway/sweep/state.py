@@ -116,18 +116,21 @@ def list_tasks(state: State) -> list[Task]:
     return sorted(tasks, key=lambda task: task.parent is None)
 
 
+def list_scores(state: State, trial: Trial) -> list[tuple[Fraction, float]]:
+    """Lists the levels that a trial has reached itself, and its scores there."""
+    levels = state.plan.find_bracket(trial.number).levels
+    scores = enumerate(trial.scores, trial.first_rung)
+    return [(levels[rung], score) for rung, score in scores if score is not None]
+
+
 def rank_trials(state: State) -> list[int]:
     """Returns the numbers of all trials that reached a rung, the best first.
 
     Those that trained longest come first; among equals the score decides, then the lower number.
     """
     sign = -1 if state.plan.higher_is_better else 1
-    ranked: list[tuple[Fraction, float, int]] = []
-    for trial in state.trials:
-        reached = [number for number, score in enumerate(trial.scores, trial.first_rung) if score is not None]
-        if reached and (score := trial.get_score(reached[-1])) is not None:
-            level = state.plan.find_bracket(trial.number).levels[reached[-1]]
-            ranked.append((-level, sign * score, trial.number))
+    newest = [(trial.number, list_scores(state, trial)[-1:]) for trial in state.trials]
+    ranked = [(-level, sign * score, number) for number, points in newest for level, score in points]
     return [number for _, _, number in sorted(ranked)]
 
 

@@ -37,13 +37,14 @@ from headway.sweep.page import write_page
 from headway.sweep.prediction import SweepPrediction, TrialShape, choose_feeding, predict_sweep
 from headway.sweep.space import Space, read_space
 from headway.sweep.space_recipe import SpaceRecipe
-from headway.sweep.state import State, rank_trials
+from headway.sweep.state import State, list_scores, rank_trials
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe, write_found_recipe
 from headway.sweep.sweep_summary import summarise_sweep
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import build_assignment, count_steps, probe_recipe
 from headway.training.fork import check_forkable
 from headway.training.progress import format_duration
+from headway.training.run_steps import separate_checkpoints
 from headway.training.runs import load_recipe
 
 LOG = logging.getLogger("headway.sweep")
@@ -189,15 +190,7 @@ def start_sweep(
         objective=probe.objective,
         higher_is_better=probe.higher_is_better,
         samples=probe.samples,
-        method=options.method,
-        budget=options.budget,
-        eta=options.eta,
-        smallest=options.smallest,
-        max_trials=min(bounds) if bounds else None,
-        seed=options.seed,
-        slots=options.slots or _count_slots(),
-        together=options.together,
-        seeds=options.seeds,
+        **vars(options) | {"slots": options.slots or _count_slots(), "max_trials": min(bounds, default=None)},
     )
     # Before there is a folder: a budget that is too small is refused.
     build_plan(settings)
@@ -374,8 +367,8 @@ def find_winner(state: State) -> tuple[int, float]:
         raise HeadwayError(
             f"every trial failed: {'; '.join(sorted(reasons)[:3])}", fix="Change the space or the recipe."
         )
-    best = state.trials[ranked[0]]
-    return best.number, next(score for score in reversed(best.scores) if score is not None)
+    _, score = list_scores(state, state.trials[ranked[0]])[-1]
+    return ranked[0], score
 
 
 def _write_winner(
@@ -401,7 +394,9 @@ def _retrain(sweep: SweepFolder, settings: SweepRecipe, coordinator: Coordinator
         Assignment(
             trial=-seed - 1,
             folder=sweep.find_retrained(seed),
-            loaded=override_values(loaded, {"seed": seed}, "another seed of the winner"),
+            loaded=separate_checkpoints(
+                override_values(loaded, {"seed": seed}, "another seed of the winner"), f"seed-{seed}", "its own"
+            ),
             until=count_steps(loaded, settings.samples),
         )
         for seed in seeds

@@ -95,8 +95,7 @@ class SweepFolder:
         if sweep.settings_path.exists():
             fix = f"Continue it: headway sweep --resume {folder}. Or name another one with --out."
             raise UsageError("this sweep exists", where=str(folder), fix=fix)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError("this is not an empty folder", where=str(folder), fix="Name another one with --out.")
+        expect_empty(folder)
         for part in (folder, sweep.trials, sweep.logs):
             part.mkdir(parents=True, exist_ok=True)
         return sweep
@@ -112,10 +111,7 @@ class SweepFolder:
 
     def write_settings(self, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe]) -> None:
         """Writes the settings, and where the values of the recipe come from."""
-        about = collect_provenance(
-            loaded.origins, loaded.base, recipe=None if loaded.path is None else str(loaded.path)
-        )
-        write_atomically(self.folder / "provenance.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+        _write_provenance(self.folder, loaded)
         tree = settings.model_dump(mode="json", exclude_unset=True)
         # Last: a folder is a sweep from now on.
         write_atomically(
@@ -190,6 +186,12 @@ class SweepFolder:
                 time.sleep(0.1)
         finally:
             os.close(handle)
+
+
+def expect_empty(folder: Path) -> None:
+    """Raises UsageError if a folder to create holds files, or is a file."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError("this is not an empty folder", where=str(folder), fix="Name another one with --out.")
 
 
 def _write_provenance(folder: Path, loaded: LoadedRecipe[TrainRecipe]) -> None:

@@ -16,13 +16,13 @@ import numpy as np
 from headway.core.errors import HeadwayError
 from headway.core.run_folder import RunFolder
 from headway.setup.shared_inputs import SHARED_KEYS
-from headway.sweep.expectation import compute_expected_best, extrapolate_scores, list_scores
+from headway.sweep.expectation import compute_expected_best, extrapolate_scores
 from headway.sweep.importance import Importance, measure_importance
 from headway.sweep.journal import read_journal, read_records
 from headway.sweep.parameter import ParameterRecipe, is_same
 from headway.sweep.records import Result
 from headway.sweep.space import RANDOM_TRIALS
-from headway.sweep.state import State, Trial, rank_trials
+from headway.sweep.state import State, Trial, list_scores, rank_trials
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
 
 # Random search is drawn up to this multiple of the sweep's own work.

@@ -21,6 +21,7 @@ from headway.setup.task import reaches_goal
 from headway.sweep.cohort import Assignment
 from headway.sweep.sweep_folder import SweepRecipe
 from headway.sweep.trial_recipe import build_trial_recipe
+from headway.training.run_steps import separate_checkpoints
 
 PINNED_KEYS = ("device", "precision", "data", "augment")
 """Parts of a recipe whose `auto` is decided once for all trials, so that they differ in the parameters alone."""
@@ -53,10 +54,7 @@ def build_assignment(
     Raises:
         RecipeError: the recipe refuses the values.
     """
-    own = build_trial_recipe(loaded, trial, values)
-    # Runs must not share a folder for checkpoints.
-    if (folder_of_all := own.recipe.checkpoint.folder) is not None:
-        own = own.resolve("checkpoint.folder", f"{folder_of_all}/{trial}", "each trial has its own")
+    own = separate_checkpoints(build_trial_recipe(loaded, trial, values), str(trial), "each trial has its own")
     steps = count_steps(own, settings.samples)
     # The recipe of the trial has them, so that a training of it alone evaluates at the same steps.
     at = sorted({find_step(level, steps) for level in levels} - {steps})

@@ -189,6 +189,12 @@ def _collect_callbacks(loaded: LoadedRecipe[TrainRecipe], given: Sequence[Any]) 
     return [*build_callbacks(loaded.recipe.callbacks, loaded.base), *name_callbacks(given)]
 
 
+def separate_checkpoints(loaded: LoadedRecipe[TrainRecipe], name: str, reason: str) -> LoadedRecipe[TrainRecipe]:
+    """Gives one of several runs a part of the recipe's `checkpoint.folder`, if it names one: runs must not share it."""
+    folder = loaded.recipe.checkpoint.folder
+    return loaded if folder is None else loaded.resolve("checkpoint.folder", f"{folder}/{name}", reason)
+
+
 def open_checkpoints(run: RunFolder, loaded: LoadedRecipe[TrainRecipe]) -> Checkpoints:
     """Opens the folder of a run's checkpoints."""
     options = loaded.recipe.checkpoint

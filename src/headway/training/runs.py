@@ -30,7 +30,15 @@ from headway.training.evaluate import evaluate as evaluate_set
 from headway.training.evaluate import open_evaluation_set
 from headway.training.evaluation_panels import build_evaluation_panels, write_panels
 from headway.training.extension import extend_recipe
-from headway.training.run_steps import RunResult, complete, continue_run, lock_folder, open_checkpoints, start_run
+from headway.training.run_steps import (
+    RunResult,
+    complete,
+    continue_run,
+    lock_folder,
+    open_checkpoints,
+    separate_checkpoints,
+    start_run,
+)
 
 LOG = logging.getLogger("headway.training")
 
@@ -80,10 +88,7 @@ def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: i
         one = loaded
         if number:
             one = loaded.resolve("seed", loaded.recipe.seed + number, f"--repeat, run {number + 1}")
-        # Runs must not share a folder for checkpoints.
-        if folder_of_all := loaded.recipe.checkpoint.folder:
-            own = f"{folder_of_all}/{number + 1}"
-            one = one.resolve("checkpoint.folder", own, f"--repeat, run {number + 1}")
+        one = separate_checkpoints(one, str(number + 1), f"--repeat, run {number + 1}")
         results.append(complete(start_run(one, parent / str(number + 1), warns=number == 0)))
         if results[-1].was_interrupted:
             break
