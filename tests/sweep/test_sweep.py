@@ -213,3 +213,12 @@ def test_a_population_varies_what_a_fork_may_change(folder: Path) -> None:
     (folder / "batch.yaml").write_text("parameters: {batch: {choice: [15, 30]}}")
     options = ("--space", folder / "batch.yaml", "--method", "pbt", "--budget", "5", "--out", folder / "no")
     assert "batch cannot change there" in refused("sweep", folder / "recipe.yaml", *options, status=2)
+
+
+@pytest.mark.check
+def test_runs_of_a_sweep_share_no_folder_of_checkpoints(folder: Path) -> None:
+    said = sweep(folder, "apart", "--seeds", "2", "checkpoint.folder=saved")
+    assert said.status == 0, said.err
+    names = {path.name for path in (folder / "saved").iterdir()}
+    assert {"0", "1", "2", "3"} < names
+    assert len([name for name in names if name.startswith("seed-")]) == 2

@@ -20,12 +20,12 @@ from typing import Any, final
 
 import torch
 
-from headway.core.messages import show_messages
 from headway.core.recipe import LoadedRecipe
 from headway.data.batch_plan import BatchPlan
 from headway.setup.inputs import Inputs, open_inputs
 from headway.setup.rates import resolve_batch
 from headway.setup.recipe import TrainRecipe
+from headway.sweep.child import answer, take_output
 from headway.sweep.feed import describe_request, is_of_same_user, receive, send
 from headway.sweep.feed_ring import PATIENCE, Feed
 from headway.sweep.worker import decode_assignment
@@ -149,9 +149,7 @@ class Feeder:
         )
 
     def _answer(self, message: dict[str, Any]) -> None:
-        # The coordinator may be gone; the end of the input says so too.
-        with suppress(BrokenPipeError):
-            os.write(self._out, json.dumps(message).encode() + b"\n")
+        answer(self._out, message)
 
 
 def open_feed_inputs(loaded: LoadedRecipe[TrainRecipe]) -> tuple[LoadedRecipe[TrainRecipe], Inputs]:
@@ -166,10 +164,7 @@ def open_feed_inputs(loaded: LoadedRecipe[TrainRecipe]) -> tuple[LoadedRecipe[Tr
 
 def main() -> None:
     """Runs the feeder whose socket the command line names."""
-    # Standard output is the protocol's alone: what a user's own code prints goes to the log.
-    out = os.dup(1)
-    os.dup2(2, 1)
-    show_messages()
+    out = take_output()
     # Ctrl-C of the terminal reaches the coordinator, which ends its processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with closing(socket.socket(fileno=int(sys.argv[1]))) as listener:

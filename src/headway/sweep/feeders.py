@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import logging
-import os
 import secrets
-import subprocess
-import sys
-import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, final
@@ -19,6 +14,7 @@ import psutil
 
 from headway.data.data_recipe import SYNTHETIC
 from headway.setup.recipe import TrainRecipe
+from headway.sweep.child import Child
 from headway.sweep.cohort import Assignment
 from headway.sweep.feed import Ticket, listen
 from headway.sweep.worker import encode_assignment
@@ -47,30 +43,18 @@ class _Process:
         self.feed, self.slots, self.members, self.is_closing = -1, set[int](), set[int](), False
         self._core_s = 0.0
         self.address = f"headway-feed-{secrets.token_hex(16)}"
-        with contextlib.closing(listen(self.address)) as listener, open(folder / f"feeder-{number}.log", "ab") as log:
-            command = [sys.executable, "-m", "headway.sweep.feeder", str(listener.fileno())]
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-                pass_fds=[listener.fileno()],
-                # A group of its own: Ctrl-C is for the coordinator alone.
-                process_group=0,
+        with contextlib.closing(listen(self.address)) as listener:
+            self._process = Child(
+                "headway.sweep.feeder",
+                [str(listener.fileno())],
+                folder / f"feeder-{number}.log",
+                {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                take=self._note,
+                end=self._note_end,
+                descriptors=[listener.fileno()],
             )
-        self._thread = threading.Thread(target=self._read, name=f"headway-feeder-{number}")
-        self._thread.start()
 
-    def _read(self) -> None:
-        """Takes in the answers until the process ends."""
-        assert self._process.stdout is not None
-        with self._process.stdout as answers:
-            for line in answers:
-                # A killed process may leave half a line.
-                if line.endswith(b"\n"):
-                    self._note(json.loads(line))
-        status = self._process.wait()
+    def _note_end(self, status: int) -> None:
         if not self.is_closing:
             what = f"A feeder of the sweep ended with status {status} (see logs/feeder-{self.number}.log)"
             LOG.warning(f"{what}. Its slots go on, each with a loader of its own and with the same batches.")
@@ -99,27 +83,17 @@ class _Process:
     @property
     def is_running(self) -> bool:
         """True if the process has not ended."""
-        return self._process.poll() is None
+        return self._process.is_running
 
     def send(self, command: dict[str, Any]) -> None:
         """Sends a command; nothing happens if the process has just ended."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
-            self._process.stdin.flush()
+        self._process.send(command)
 
     def close(self) -> None:
         """Ends the process. Its readers go on by themselves."""
         self.is_closing = True
         self._core_s = self.core_s
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._thread.join()
+        self._process.close(END_S)
 
 
 @final

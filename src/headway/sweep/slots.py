@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
-import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +11,7 @@ from queue import SimpleQueue
 from typing import Any, final
 
 from headway.core.cpu_count import list_usable_cpus
+from headway.sweep.child import Child
 from headway.sweep.cohort import Assignment
 from headway.sweep.feed import Ticket
 from headway.sweep.worker import encode_assignment
@@ -53,8 +50,7 @@ class Slot:
     ) -> None:
         self.number, self.training, self.held = number, dict[int, Assignment](), set[int]()
         self._folder, self._cpus, self._gpu, self._events = folder, cpus, gpu, events
-        self._process: subprocess.Popen[bytes] | None = None
-        self._reader: threading.Thread | None = None
+        self._process: Child | None = None
         self.is_idle = True
         # Of the processes before this one, and of this one so far.
         self._core_s, self._newest_core_s = 0.0, 0.0
@@ -87,44 +83,25 @@ class Slot:
 
     def _send(self, command: dict[str, Any]) -> None:
         if self._process is None:
-            self._start()
-        assert self._process is not None
-        assert self._process.stdin is not None
-        # If the process has just been killed, the end of its answers says so.
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
-            self._process.stdin.flush()
+            self._process = self._start()
+        self._process.send(command)
 
-    def _start(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(len(self._cpus))}
+    def _start(self) -> Child:
+        environment = {"OMP_NUM_THREADS": str(len(self._cpus))}
         if self._gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = self._gpu
-        command = [sys.executable, "-m", "headway.sweep.worker", str(self._folder)]
-        with open(self._folder / "logs" / f"slot-{self.number}.log", "ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                # A group of its own: Ctrl-C is for the coordinator alone.
-                process_group=0,
-            )
-        os.sched_setaffinity(self._process.pid, self._cpus)
-        name = f"headway-slot-{self.number}"
-        self._reader = threading.Thread(target=self._read, args=(self._process,), name=name)
-        self._reader.start()
-
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        """Passes on the answers of a process until it ends."""
-        assert process.stdout is not None
-        with process.stdout as answers:
-            for line in answers:
-                # A killed process may leave half a line.
-                if line.endswith(b"\n"):
-                    self._events.put(Event(self.number, json.loads(line)))
-        process.wait()
-        self._events.put(Event(self.number, None))
+        process = Child(
+            "headway.sweep.worker",
+            [str(self._folder)],
+            self._folder / "logs" / f"slot-{self.number}.log",
+            environment,
+            take=lambda message: self._events.put(Event(self.number, message)),
+            end=lambda status: self._events.put(Event(self.number, None)),
+        )
+        # A process that has just ended has no processors.
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(process.pid, self._cpus)
+        return process
 
     @property
     def core_s(self) -> float:
@@ -138,8 +115,7 @@ class Slot:
     def take_status(self) -> int:
         """Returns the exit status of the process that has ended, and forgets it."""
         assert self._process is not None
-        self._close_commands(self._process)
-        status, self._process = self._process.wait(), None
+        status, self._process = self._process.close(END_S), None
         self.held.clear()
         self.is_idle = True
         self._core_s, self._newest_core_s = self.core_s, 0.0
@@ -147,21 +123,8 @@ class Slot:
 
     def close(self) -> None:
         """Ends the process: it saves its trials. Its last answers are dropped."""
-        if (process := self._process) is None:
-            return
-        self._close_commands(process)
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        assert self._reader is not None
-        self._reader.join()
-
-    def _close_commands(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+        if self._process is not None:
+            self._process.close(END_S)
 
 
 def share_machine(slots: int, gpus: Sequence[str]) -> list[tuple[list[int], str | None]]:

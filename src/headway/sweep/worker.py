@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import Any, final
 
 from headway.core.errors import HeadwayError
-from headway.core.messages import show_messages
+from headway.sweep.child import answer, take_output
 from headway.sweep.cohort import Assignment, Cohorts, Outcome
 from headway.sweep.costs import measure_costs
 from headway.sweep.feed import Ticket
@@ -81,10 +81,7 @@ class Worker:
         self._answer({"steps": steps})
 
     def _answer(self, message: dict[str, Any]) -> None:
-        # The coordinator may be gone; the end of the input says so too.
-        try:
-            os.write(self._out, json.dumps(message).encode() + b"\n")
-        except BrokenPipeError:
+        if not answer(self._out, message):
             self.stop()
 
 
@@ -124,10 +121,7 @@ def decode_outcome(tree: dict[str, Any]) -> Outcome:
 
 def main() -> None:
     """Runs the worker of the sweep in the folder that the command line names."""
-    # Standard output is the protocol's alone: what a user's own code prints goes to the log.
-    out = os.dup(1)
-    os.dup2(2, 1)
-    show_messages()
+    out = take_output()
     worker = Worker(SweepFolder.open(Path(sys.argv[1])), out)
     signal.signal(signal.SIGTERM, lambda *_: worker.stop())
     # Ctrl-C of the terminal reaches the coordinator, which ends its workers.
