@@ -19,7 +19,6 @@ import torch
 import yaml
 from PIL import Image
 from sklearn.datasets import load_digits
-from torch import nn
 from torch.nn import functional as F
 
 import headway
@@ -37,24 +36,11 @@ SIZES = (1, 2, 4, 8)
 
 CLAIMED = "two convolutions"
 SETTINGS: dict[str, dict[str, Any]] = {
-    CLAIMED: {"model": {"factory": f"{__name__}:two_convolutions"}, "optimizer": {"weight_decay": 0.0}},
+    CLAIMED: {"model": {"factory": "bench._sweep.networks:two_convolutions"}, "optimizer": {"weight_decay": 0.0}},
     "small_net": {},
     "small_net, shifts": {"augment": {"translate": 1}},
 }
 """Changes of the recipe. The better a single network is regularised, the less an ensemble adds: all are shown."""
-
-
-def two_convolutions(num_classes: int, in_channels: int) -> nn.Module:
-    """Builds a plain network for 8 x 8 pixels, without batch norm."""
-    return nn.Sequential(
-        nn.Conv2d(in_channels, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * 16, num_classes),
-    )
 
 
 def recipe(epochs: int, changes: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ import numpy as np
 import yaml
 from PIL import Image
 from sklearn.datasets import load_digits
-from torch import nn
 
 import headway
 from bench._common import Claim
@@ -37,19 +36,6 @@ SEEDS = (11, 12, 13, 14, 15)
 """The margins of the proposal were fitted with other ones, 1 to 3."""
 RANGES = {"sgd": (1e-3, 3.0), "adamw": (1e-4, 0.3)}
 """Ends of the grids: 16 rates over three and a half powers of ten, with the best one far from both ends."""
-
-
-def two_convolutions(num_classes: int, in_channels: int) -> nn.Module:
-    """Builds a plain network for 8 x 8 pixels, without batch norm."""
-    return nn.Sequential(
-        nn.Conv2d(in_channels, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * 16, num_classes),
-    )
 
 
 @dataclass(frozen=True)
@@ -129,7 +115,7 @@ def build_recipe(optimizer: str, seed: int, steps: int) -> dict[str, Any]:
     samples = len(load_digits().images) - HELD_OUT
     return {
         "data": {"train": "packed/train", "eval": "packed/eval", "threads": 1},
-        "model": {"factory": f"{__name__}:two_convolutions"},
+        "model": {"factory": "bench._sweep.networks:two_convolutions"},
         # Any rate: none of the results depends on it.
         "optimizer": {"name": optimizer, "lr": 1.0},
         "schedule": "cosine",

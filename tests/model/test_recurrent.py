@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests._support import digits_arrays
+from tests.model._digits import learn_digits
 from torch import nn
 
 from headway.core.errors import UsageError
@@ -69,19 +69,5 @@ def test_bf16_changes_the_logits_by_rounding_only() -> None:
 
 @pytest.mark.check
 def test_it_reads_handwritten_digits() -> None:
-    """1,797 real images, a fifth held out, six epochs."""
-    torch.manual_seed(0)
-    pixels, targets = digits_arrays()
-    images = (torch.tensor(pixels, dtype=torch.float32)[:, None] - 4.9) / 6
-    labels = torch.tensor(targets)
-    order = torch.randperm(len(labels))
-    train, held_out = order[360:], order[:360]
-    model = gru(10, 1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(6):
-        for batch in train[torch.randperm(len(train))].split(32):
-            optimizer.zero_grad()
-            F.cross_entropy(model(images[batch]), labels[batch]).backward()
-            optimizer.step()
-    with torch.no_grad():
-        assert (model(images[held_out]).argmax(1) == labels[held_out]).float().mean() > 0.9
+    accuracy = learn_digits(lambda: gru(10, 1), lambda model: torch.optim.Adam(model.parameters(), lr=0.01), 32)
+    assert accuracy > 0.9
