@@ -6,7 +6,8 @@ share_predicted                k (d + s) / (d + k s) over the measured gain of 4
 halving_vs_random              error that `headway sweep --method halving` finds with 8 full trainings, over that of
                                random search with 24, on digits; the winners are trained again with three new seeds
                                (bench/_sweep/halving.py)
-coordinator_cpu_share          CPU seconds of the coordinating process over those of the trials, in the same sweeps
+coordinator_cpu_share          CPU seconds of the coordinating process over those of 40 trials on digits, a quarter of a
+                               second each (bench/_sweep/coordinator.py)
 lr_proposal, lr_confirmed      NLL of the learning rate that `headway sweep --lr` finds over that of the best of 16
                                (bench/_sweep/range_test.py); with `_share`, its cost over the grid's
 ensemble_nll_k4                NLL of the mean of four networks over that of one (bench/_sweep/ensemble.py)
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from bench._common import Claim, parser, report, table
 from bench._family import run_bench
+from bench._sweep.coordinator import compare_coordinator
 from bench._sweep.ensemble import measure
 from bench._sweep.halving import compare_halving
 from bench._sweep.range_test import measure as measure_rates
@@ -52,6 +54,7 @@ def compare_rates(folder: Path, options: argparse.Namespace) -> list[Claim]:
 PARTS: dict[str, Part] = {
     "share": compare_loaders,
     "halving": compare_halving,
+    "coordinator": compare_coordinator,
     "lr": compare_rates,
     "ensemble": compare_ensembles,
     "recurrent": compare_optimizers,
