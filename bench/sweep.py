@@ -8,6 +8,8 @@ halving_vs_random              error that `headway sweep --method halving` finds
                                (bench/_sweep/halving.py)
 coordinator_cpu_share          CPU seconds of the coordinating process over those of 40 trials on digits, a quarter of a
                                second each (bench/_sweep/coordinator.py)
+kills_survived                 share of 20 kills at random moments after which a sweep, continued, ends with the same
+                               decisions and weights, bit for bit (bench/_sweep/kills.py)
 lr_proposal, lr_confirmed      NLL of the learning rate that `headway sweep --lr` finds over that of the best of 16
                                (bench/_sweep/range_test.py); with `_share`, its cost over the grid's
 ensemble_nll_k4                NLL of the mean of four networks over that of one (bench/_sweep/ensemble.py)
@@ -29,6 +31,7 @@ from bench._family import run_bench
 from bench._sweep.coordinator import compare_coordinator
 from bench._sweep.ensemble import measure
 from bench._sweep.halving import compare_halving
+from bench._sweep.kills import compare_kills
 from bench._sweep.range_test import measure as measure_rates
 from bench._sweep.recurrent import compare_optimizers
 from bench._sweep.sharing import compare_loaders
@@ -55,6 +58,7 @@ PARTS: dict[str, Part] = {
     "share": compare_loaders,
     "halving": compare_halving,
     "coordinator": compare_coordinator,
+    "kills": compare_kills,
     "lr": compare_rates,
     "ensemble": compare_ensembles,
     "recurrent": compare_optimizers,
@@ -65,10 +69,11 @@ def main() -> None:
     asked = parser(__doc__ or "")
     asked.add_argument("--only", choices=PARTS, metavar="PART", help=f"one part: {', '.join(PARTS)}")
     asked.add_argument("--minutes", type=float, metavar="M", help="begin no kept run or sweep after so long")
+    asked.add_argument("--seed", type=int, metavar="N", help="of the kills; by default another one each time")
     options = asked.parse_args()
     claims = []
-    # Tests of the lab and of the range test do as much as these would shortly.
-    usual = [name for name in PARTS if not (options.quick and name in ("lr", "recurrent"))]
+    # Tests of the lab, of the range test and of kills do as much as these would shortly.
+    usual = [name for name in PARTS if not (options.quick and name in ("kills", "lr", "recurrent"))]
     for name in [options.only] if options.only else usual:
         part = PARTS[name]
         with tempfile.TemporaryDirectory(prefix=f"headway-bench-{name}-") as folder:
