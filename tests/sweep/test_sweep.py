@@ -162,6 +162,7 @@ def test_trials_that_always_crash_end_the_sweep_with_the_traceback(folder: Path)
     said = sweep(folder, "crashed", "transform=odd.py:odd")
     assert said.status == 1
     assert "3 trials crashed one after another" in said.err
+    assert 'odd.py", line 2, in odd' in said.err
     assert "an odd batch" in said.err
     assert not any(trial.scores for trial in read_journal(folder / "crashed").trials)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from headway.core.errors import HeadwayError, TrainingError
+from headway.core.errors import HeadwayError, TrainingError, UserCodeError
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
 from headway.core.system_errors import FULL
@@ -51,7 +51,7 @@ class Outcome:
     Attributes:
         trial: number of the trial.
         step: step that it has reached.
-        metrics: metrics of its newest evaluation, which is that of `step`; None if it failed or has no evaluation set.
+        metrics: metrics of its evaluation at the step that it was to reach; None if it failed or has no evaluation set.
         failure: why it failed; empty if it did not.
         kind: `diverged` if its numbers did, `crashed` after any other error, `stopped` if it was told to stop.
         trace: the traceback of a crash.
@@ -71,6 +71,7 @@ class _Member:
 
     def __init__(self, assignment: Assignment, key: str, shared: SharedInputs) -> None:
         self.trial, self.key, self.until = assignment.trial, key, assignment.until
+        self._run = RunFolder(assignment.folder)
         self._states: GeneratorStates | None = None
         self._steps = _open_steps(assignment, shared)
         # None once the run has ended.
@@ -100,7 +101,12 @@ class _Member:
 
     @property
     def metrics(self) -> dict[str, float] | None:
-        """Metrics of the newest evaluation."""
+        """Metrics of the evaluation at `until`; None if there is none."""
+        if self.step > self.until:
+            # A journal whose end was removed asks again for a rung that the trial has passed.
+            records = self._run.read_metrics()
+            at = (one for one in records if one.get("kind") == "evaluate" and one.get("step") == self.until)
+            return next(({name: value for name, value in one.items() if isinstance(value, float)} for one in at), None)
         if self._last is not None:
             return self._last.metrics
         # The run was at its end before, so it has no trainer.
@@ -271,7 +277,9 @@ def _explain(trial: int, step: int, error: Exception) -> Outcome:
         kind = "diverged"
     elif _is_of_machine(error):
         kind = "machine"
-    trace = "" if isinstance(error, HeadwayError) else "".join(traceback.format_exception(error))
+    # Errors of ours are sentences, and those of the user's code show its lines.
+    shown = error.__cause__ if isinstance(error, UserCodeError) else None if isinstance(error, HeadwayError) else error
+    trace = "" if shown is None else "".join(traceback.format_exception(shown))
     return Outcome(trial=trial, step=step, failure=str(error), kind=kind, trace=trace)
 
 

@@ -349,7 +349,10 @@ class Coordinator:
         if outcome.kind != "done":
             self._fail(outcome, rung, journal)
             return
-        assert outcome.metrics is not None
+        if outcome.metrics is None:
+            what = f"it has reached step {outcome.step}, and its metrics.jsonl lacks the evaluation of this rung"
+            self._fail(replace(outcome, failure=what, kind="crashed"), rung, journal)
+            return
         score = outcome.metrics[self._settings.objective]
         # This trial shows that the sweep works, so those that crashed before it did so by themselves.
         crashes, self._crashes = self._crashes, []

@@ -137,7 +137,8 @@ class SweepFolder:
             about = json.loads((self.folder / "provenance.json").read_text())
             origins, base, path = about["origins"], Path(about["base"]), about["recipe"]
         except (OSError, ValueError, KeyError) as error:
-            raise HeadwayError(f"provenance.json cannot be read ({error})", where=str(self.folder)) from None
+            what, fix = f"provenance.json cannot be read ({error})", "Copy it from a backup, or begin a new sweep."
+            raise HeadwayError(what, where=str(self.folder), fix=fix) from None
         leaves = find_leaf_origins(recipe, origins, "recipe")
         return settings, LoadedRecipe(recipe, leaves, base, None if path is None else Path(path))
 
