@@ -198,7 +198,7 @@ def test_a_full_disk_stops_the_sweep_and_loses_nothing(folder: Path, small_disk:
     # Checkpoints of four networks of 180 kB with momentum do not fit into the megabyte; those of the digits do.
     said = sweep(folder, str(out), "--seeds", "0", "model.factory=net.py:wide")
     assert said.status == 1
-    assert "the disk is full" in said.err
+    assert "the disk is full. Mend it, and continue" in said.err
     assert f"headway sweep --resume {out}" in said.err
     assert not any(trial.has_failed for trial in read_journal(out).trials)
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)

@@ -280,7 +280,11 @@ def _explain(trial: int, step: int, error: Exception) -> Outcome:
     # Errors of ours are sentences, and those of the user's code show its lines.
     shown = error.__cause__ if isinstance(error, UserCodeError) else None if isinstance(error, HeadwayError) else error
     trace = "" if shown is None else "".join(traceback.format_exception(shown))
-    return Outcome(trial=trial, step=step, failure=str(error), kind=kind, trace=trace)
+    failure = str(error)
+    if kind == "machine" and isinstance(error, HeadwayError):
+        # Its fix continues this trial alone, and the coordinator's continues the sweep.
+        failure = f"{error.where}: {error.what}" if error.where else error.what
+    return Outcome(trial=trial, step=step, failure=failure, kind=kind, trace=trace)
 
 
 def _is_of_machine(error: BaseException | None) -> bool:

@@ -366,7 +366,7 @@ class Coordinator:
             return
         self._crashes.append(result)
         if len(self._crashes) >= MOST_CRASHES:
-            how = outcome.trace or outcome.failure
+            how = (outcome.trace or outcome.failure).rstrip()
             what = f"{MOST_CRASHES} trials crashed one after another, the last one with:\n{how}"
             fix = f"Mend the cause, and continue: headway sweep --resume {self._sweep.folder}"
             raise UserCodeError(what, fix=fix) if outcome.trace else HeadwayError(what, fix=fix)
