@@ -13,6 +13,7 @@ from tests._support import packed_digits, write_recipe
 
 from headway.core.recipe import read_recipe
 from headway.setup.recipe import TrainRecipe
+from headway.setup.seeding import GeneratorStates
 from headway.sweep.cohort import Assignment, Cohorts, Outcome
 from headway.training import runs
 from headway.training.progress import hide_progress
@@ -116,6 +117,18 @@ def test_trials_that_take_turns_are_the_trials_alone_bit_for_bit(folder: Path, a
     for trial in RATES:
         assert ended[trial].kind == "done"
         expect_same(folder / "together" / str(trial), alone / str(trial))
+
+
+def test_a_trial_that_trains_alone_copies_no_states(folder: Path, alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("states were copied")
+
+    with monkeypatch.context() as patched, cohorts() as opened:
+        patched.setattr(GeneratorStates, "read", refuse)
+        patched.setattr(GeneratorStates, "restore", refuse)
+        for until in (RUNG, STEPS):
+            assert train(opened, assign(folder, "lone", 1, until))[1].step == until
+    expect_same(folder / "lone" / "1", alone / "1")
 
 
 def test_each_batch_is_decoded_once(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import time
 import traceback
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,13 +67,38 @@ class Outcome:
 
 
 @final
-class _Member:
-    """A trial in this process, between two of its steps."""
+class _Generators:
+    """The global random generators, which several trials use in turn. States are copied only when the trial changes."""
 
-    def __init__(self, assignment: Assignment, key: str, shared: SharedInputs) -> None:
+    def __init__(self) -> None:
+        # Weak: a trial that has ended leaves the memory.
+        self._user: weakref.ref[_Member] | None = None
+
+    def give_to(self, member: _Member) -> None:
+        """Sets the generators to the states that a trial left them in, and keeps those of the trial before it."""
+        before = None if self._user is None else self._user()
+        if before is member:
+            return
+        if before is not None and before.trainer is not None:
+            before.states = GeneratorStates.read(before.trainer.setup.device)
+        if member.states is not None:
+            member.states.restore()
+        self._user = weakref.ref(member)
+
+
+@final
+class _Member:
+    """A trial in this process, between two of its steps.
+
+    Attributes:
+        states: the states of its generators, while another trial uses them.
+    """
+
+    def __init__(self, assignment: Assignment, key: str, shared: SharedInputs, generators: _Generators) -> None:
         self.trial, self.key, self.until = assignment.trial, key, assignment.until
         self._run = RunFolder(assignment.folder)
-        self._states: GeneratorStates | None = None
+        self.states: GeneratorStates | None = None
+        self._generators = generators
         self._steps = _open_steps(assignment, shared)
         # None once the run has ended.
         self.trainer: Trainer | None = None
@@ -82,8 +108,7 @@ class _Member:
 
     def take_turn(self) -> None:
         """Makes the next step, and the actions after it."""
-        if self._states is not None:
-            self._states.restore()
+        self._generators.give_to(self)
         if self.trainer is not None:
             # The time of the others belongs to no stage.
             self.trainer.clock.start()
@@ -91,8 +116,6 @@ class _Member:
             self.trainer = self._last = next(self._steps)
         except StopIteration as end:
             self.trainer, self._summary = None, end.value.summary
-            return
-        self._states = GeneratorStates.read(self.trainer.setup.device)
 
     @property
     def step(self) -> int:
@@ -158,6 +181,7 @@ class Cohorts:
         self._told = time.monotonic()
         self._members: dict[int, _Member] = {}
         self._shared: dict[str, SharedInputs] = {}
+        self._generators = _Generators()
 
     @property
     def trials(self) -> list[int]:
@@ -203,7 +227,7 @@ class Cohorts:
             if key not in self._shared:
                 self._shared[key] = SharedInputs()
             with hide_progress(True):
-                member = _Member(assignment, key, self._shared[key])
+                member = _Member(assignment, key, self._shared[key], self._generators)
         except Exception as error:
             return None, _explain(assignment.trial, 0, error)
         self._members[assignment.trial] = member
