@@ -3,6 +3,8 @@
 share_gain_k4, share_gain_k8   CPU seconds of 4 and 8 trials with a Loader each, over those of trials that share one:
                                photographs cropped to 64 pixels, a small network (bench/_sweep/sharing.py)
 share_predicted                k (d + s) / (d + k s) over the measured gain of 4; decoding d and step s measured alone
+feeder_gain                    core seconds of two processes of two trials that decode for themselves, over those of two
+                               that read from a feeder, without the starts of processes (bench/_sweep/feeding.py)
 halving_vs_random              error that `headway sweep --method halving` finds with 8 full trainings, over that of
                                random search with 24, on digits; the winners are trained again with three new seeds
                                (bench/_sweep/halving.py)
@@ -30,6 +32,7 @@ from bench._common import Claim, parser, report, table
 from bench._family import run_bench
 from bench._sweep.coordinator import compare_coordinator
 from bench._sweep.ensemble import measure
+from bench._sweep.feeding import compare_feeding
 from bench._sweep.halving import compare_halving
 from bench._sweep.kills import compare_kills
 from bench._sweep.range_test import measure as measure_rates
@@ -56,6 +59,7 @@ def compare_rates(folder: Path, options: argparse.Namespace) -> list[Claim]:
 
 PARTS: dict[str, Part] = {
     "share": compare_loaders,
+    "feed": compare_feeding,
     "halving": compare_halving,
     "coordinator": compare_coordinator,
     "kills": compare_kills,

@@ -17,6 +17,8 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -58,12 +60,8 @@ def compare_coordinator(folder: Path, options: argparse.Namespace) -> list[Claim
 
 def run_one(folder: Path, budget: int, slots: int) -> dict[str, float]:
     """Runs a sweep in this process; returns CPU seconds of its parts."""
-    stamps, starts, page_s = list[float](), dict[int, float](), 0.0
-    note_core_s, write_page, summarise = Slot.note_core_s, sweep.write_page, sweep.summarise_sweep
-
-    def note(slot: Slot, seconds: float) -> None:
-        starts.setdefault(slot.number, seconds)
-        note_core_s(slot, seconds)
+    stamps, page_s = list[float](), 0.0
+    write_page, summarise = sweep.write_page, sweep.summarise_sweep
 
     def clock(function: Any, argument: Any) -> Any:
         nonlocal page_s
@@ -81,7 +79,7 @@ def run_one(folder: Path, budget: int, slots: int) -> dict[str, float]:
     options = sweep.SweepOptions(budget=Fraction(budget), slots=slots)
     with (
         mute_messages(),
-        patch.object(Slot, "note_core_s", note),
+        note_starts() as starts,
         patch.object(sweep, "write_page", lambda summary: clock(write_page, summary)),
         patch.object(sweep, "summarise_sweep", lambda place: clock(summarise, place)),
     ):
@@ -95,6 +93,19 @@ def run_one(folder: Path, budget: int, slots: int) -> dict[str, float]:
         "process_s": time.process_time(),
         "workers_s": children.ru_utime + children.ru_stime,
     }
+
+
+@contextmanager
+def note_starts() -> Iterator[dict[int, float]]:
+    """Collects the core seconds that the process of each slot has taken when it is ready."""
+    starts, note_core_s = dict[int, float](), Slot.note_core_s
+
+    def note(slot: Slot, seconds: float) -> None:
+        starts.setdefault(slot.number, seconds)
+        note_core_s(slot, seconds)
+
+    with patch.object(Slot, "note_core_s", note):
+        yield starts
 
 
 def build_row(found: list[dict[str, float]]) -> tuple[str, ...]:
