@@ -127,7 +127,9 @@ class Coordinator:
                 crashes, self._crashes = self._crashes, []
                 self._record(crashes, journal)
             else:
-                self._handle(self._events.get(), journal)
+                # Most answers only count steps. A slot that waits for its feed may be free to go on, though.
+                while not self._handle(self._events.get(), journal) and not any(slot.is_idle for slot in self._slots):
+                    show(journal.state, self.steps)
             show(journal.state, self.steps)
         return journal.state
 
@@ -295,6 +297,8 @@ class Coordinator:
     def _prepare(self, task: Task, journal: Journal) -> bool:
         """Builds the assignment of a task; returns False if the recipe refuses the trial's values."""
         trial = task.trial
+        if (trial.number, task.rung) in self._assignments:
+            return True
         try:
             assignment = self._build(trial.number, trial.values, journal.state, task.to)
         except RecipeError as error:
@@ -314,7 +318,8 @@ class Coordinator:
 
     # Answers of slots.
 
-    def _handle(self, event: Event, journal: Journal) -> None:
+    def _handle(self, event: Event, journal: Journal) -> bool:
+        """Handles an answer of a slot. Returns False if it only counted steps."""
         slot, message = self._take(event)
         if message is None:
             self._handle_death(slot, journal)
@@ -325,6 +330,8 @@ class Coordinator:
             self._feeders.leave(slot.number)
         else:
             self.steps += message.get("steps", 0)
+            return False
+        return True
 
     def _note(self, slot: Slot, outcome: Outcome) -> None:
         slot.training.pop(outcome.trial, None)
@@ -342,7 +349,10 @@ class Coordinator:
         if outcome.kind != "done":
             self._fail(outcome, rung, journal)
             return
-        assert outcome.metrics is not None
+        if outcome.metrics is None:
+            what = f"it has reached step {outcome.step}, and its metrics.jsonl lacks the evaluation of this rung"
+            self._fail(replace(outcome, failure=what, kind="crashed"), rung, journal)
+            return
         score = outcome.metrics[self._settings.objective]
         # This trial shows that the sweep works, so those that crashed before it did so by themselves.
         crashes, self._crashes = self._crashes, []
@@ -356,7 +366,7 @@ class Coordinator:
             return
         self._crashes.append(result)
         if len(self._crashes) >= MOST_CRASHES:
-            how = outcome.trace or outcome.failure
+            how = (outcome.trace or outcome.failure).rstrip()
             what = f"{MOST_CRASHES} trials crashed one after another, the last one with:\n{how}"
             fix = f"Mend the cause, and continue: headway sweep --resume {self._sweep.folder}"
             raise UserCodeError(what, fix=fix) if outcome.trace else HeadwayError(what, fix=fix)

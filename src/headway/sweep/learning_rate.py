@@ -14,7 +14,7 @@ from typing import final
 import torch
 
 from headway.core.errors import TrainingError, UsageError, suggest_nearest
-from headway.core.files import write_atomically
+from headway.core.files import expect_empty_folder, write_atomically
 from headway.core.messages import mute_messages
 from headway.core.recipe import LoadedRecipe
 from headway.core.recipe_override import override_values
@@ -30,7 +30,7 @@ from headway.sweep.rate_curve import count_test_steps, propose_rate
 from headway.sweep.rate_table import FACTORS, Candidate, RateRow, RatesResult, ScalingFit, fit_exponent
 from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.sweep import SweepOptions, start_sweep
-from headway.sweep.sweep_folder import expect_empty, write_found_recipe
+from headway.sweep.sweep_folder import write_found_recipe
 from headway.sweep.trials import count_steps, probe_recipe
 from headway.training.runs import load_recipe
 
@@ -79,7 +79,7 @@ def find_rates(recipe: Path, overrides: Sequence[str], options: RateOptions, fol
     # Every combination, before anything trains.
     variants = {(name, batch): build_variant(loaded, name, batch) for batch in batches for name in optimizers}
     folder = folder or RunFolder.find_free_name(Path("sweeps"), f"{loaded.recipe.name}-lr")
-    expect_empty(folder)
+    expect_empty_folder(folder, "--out")
     probe = probe_recipe(loaded, None, {"optimizer.lr": None})
     folder.mkdir(parents=True, exist_ok=True)
 

@@ -181,19 +181,22 @@ def start_sweep(
 ) -> SweepResult:
     """Runs a sweep of a recipe and a space that are read and checked already; see `run_sweep`."""
     folder = folder or RunFolder.find_free_name(Path("sweeps"), loaded.recipe.name)
+    bounds = [bound for bound in (Space(space_recipe).size, options.max_trials) if bound is not None]
+    max_trials = min(bounds, default=None)
+    # Before any data are read: a folder that is taken, and a budget that is too small, are refused.
+    SweepFolder.expect_free(folder)
+    plan_brackets(
+        Fraction(options.budget), options.eta, Fraction(options.smallest), options.method, max_trials=max_trials
+    )
     probe = probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
-    size = Space(space_recipe).size
-    bounds = [bound for bound in (size, options.max_trials) if bound is not None]
     settings = SweepRecipe(
         recipe=collect_given_values(probe.loaded),
         space=space_recipe,
         objective=probe.objective,
         higher_is_better=probe.higher_is_better,
         samples=probe.samples,
-        **vars(options) | {"slots": options.slots or _count_slots(), "max_trials": min(bounds, default=None)},
+        **vars(options) | {"slots": options.slots or _count_slots(), "max_trials": max_trials},
     )
-    # Before there is a folder: a budget that is too small is refused.
-    build_plan(settings)
     sweep = SweepFolder.create(folder)
     sweep.write_settings(settings, probe.loaded)
     return _run(sweep)
