@@ -71,9 +71,9 @@ def test_a_trial_that_stands_for_several_counts_as_often(weights: list[int]) -> 
 
 
 def test_seeds_are_full_trainings_without_company() -> None:
-    trial = shape(step_s=1, decode_s=1, build_s=7, end_s=5, evaluate_s=2, checkpoint_s=3)
+    trial = shape(step_s=1, decode_s=1, open_s=4, build_s=7, end_s=5, evaluate_s=2, checkpoint_s=3)
     more = predict(plan(2), trial, seeds=3).core_s - predict(plan(2), trial).core_s
-    assert more == pytest.approx(3 * (STEPS * 2 + 7 + 5 + 9 * (2 + 3)))
+    assert more == pytest.approx(3 * (STEPS * 2 + 4 + 7 + 5 + 9 * (2 + 3)))
 
 
 @given(trials=st.integers(1, 40), slots=st.integers(2, 5), decode_s=st.floats(0.01, 1), step_s=st.floats(0.01, 1))

@@ -25,12 +25,12 @@ from headway.training.progress import hide_progress
 from headway.training.run_steps import RunSteps, start_run
 from headway.training.trainer import Trainer
 
-WARM_UP = 4
+WARM_UP = 3
 """Steps and batches before a measurement: the loader's ring fills, and torch chooses its algorithms."""
 ROUNDS = 3
 """Rounds of a measurement. Each has a turn of every kind of step, so that a slow moment of the machine hits all."""
 LEAST, MOST = 3, 20
-MEASURE_S = 0.3
+MEASURE_S = 0.15
 """Seconds after which a turn ends, if it has made `LEAST` steps."""
 AFTER_S, MOST_AFTER = 0.05, 10
 """Seconds and most steps for which steps take longer after an evaluation or a checkpoint: caches have other data, and a
@@ -55,7 +55,7 @@ class TrialCosts:
 
     Attributes:
         open_s: what the first trial of a process costs more than another one: it opens the data.
-        build_s: building a trial.
+        build_s: building a trial, and what its first step and its first evaluation take longer than others.
         step_s: a step, without its input.
         decode_s: the input of a step. It is what steps take longer with a loader than on one batch, if that is more
             than the loader takes alone: its threads and the training disturb each other.
@@ -84,16 +84,22 @@ def measure_costs(loaded: LoadedRecipe[TrainRecipe]) -> TrialCosts:
         hide_progress(True),
         mute_messages(),
         closing(SharedInputs()) as shared,
+        ExitStack() as stack,
     ):
-        marks = [clock()]
-        with ExitStack() as stack:
-            for name in ("first", "second"):
-                run = start_run(alone, Path(folder) / name, warns=False, shared=shared)
-                steps = stack.enter_context(closing(run))
-                trainer = next(steps)
-                marks.append(clock())
-            first_s, build_s = marks[1] - marks[0], marks[2] - marks[1]
-            return _measure_parts(steps, trainer, clock, max(0.0, first_s - build_s), build_s)
+        begun = list[float]()
+        for name in ("first", "second"):
+            began = clock()
+            run = start_run(alone, Path(folder) / name, warns=False, shared=shared)
+            steps = stack.enter_context(closing(run))
+            trainer = next(steps)
+            begun.append(clock() - began)
+            # The first evaluation of a process takes longer than the first one of a trial.
+            began = clock()
+            trainer.recovery.queue(Action.EVALUATE)
+            next(steps)
+            first_evaluation_s = clock() - began
+        open_s = max(0.0, begun[0] - begun[1])
+        return _measure_parts(steps, trainer, clock, open_s, begun[1], first_evaluation_s)
 
 
 def _read_device_clock() -> float:
@@ -102,7 +108,12 @@ def _read_device_clock() -> float:
 
 
 def _measure_parts(
-    steps: RunSteps, trainer: Trainer, clock: Callable[[], float], open_s: float, build_s: float
+    steps: RunSteps,
+    trainer: Trainer,
+    clock: Callable[[], float],
+    open_s: float,
+    build_s: float,
+    first_evaluation_s: float,
 ) -> TrialCosts:
     setup = trainer.setup
     batches = replace(setup.inputs, batch_source=None).build_batches(setup.recipe, setup.plan, 0)
@@ -130,21 +141,21 @@ def _measure_parts(
         # The first step of a network takes longer than the others.
         first_s = _time_each(kinds["kept"], clock, most=1, warm_up=0)
         found = {name: statistics.fmean(seconds) for name, seconds in _time_in_turns(kinds, clock).items()}
-        # The first evaluation opens its loader.
         pause = _Pause(trainer, clock, kinds["read"], found["read"])
-        evaluations = [pause.time(steps, Action.LOG, Action.EVALUATE) for _ in range(3)]
+        evaluations = [pause.time(steps, Action.LOG, Action.EVALUATE) for _ in range(2)]
         checkpoint_s = statistics.fmean(pause.time(steps, Action.CHECKPOINT) for _ in range(2))
     source = cycle([kept])
+    evaluate_s = statistics.fmean(evaluations)
     began = clock()
     trainer.stopping = True
     for _ in steps:
         pass
     return TrialCosts(
         open_s=open_s,
-        build_s=build_s + max(0.0, first_s - found["kept"]),
+        build_s=build_s + max(0.0, first_s - found["kept"]) + max(0.0, first_evaluation_s - evaluate_s),
         step_s=found["kept"],
         decode_s=max(found["decode"], found["read"] - found["kept"]),
-        evaluate_s=statistics.fmean(evaluations[1:]),
+        evaluate_s=evaluate_s,
         checkpoint_s=checkpoint_s,
         end_s=clock() - began,
     )

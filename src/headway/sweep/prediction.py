@@ -131,7 +131,8 @@ def _predict_one(
                 seconds = [one + other for one, other in zip(work, decoding, strict=True)]
                 core, wall = core + sum(seconds), wall + max(seconds, default=0.0)
     begin, end = Fraction(0), Fraction(1)
-    alone = _cost_work(shape, begin, end) + _cost_decoding(shape, begin, end) + shape.costs.end_s
+    # A seed has batches of its own, for which the data are opened anew.
+    alone = _cost_work(shape, begin, end) + _cost_decoding(shape, begin, end) + shape.costs.open_s + shape.costs.end_s
     return core + seeds * alone, wall + math.ceil(seeds / slots) * alone, own + seeds * alone
 
 
