@@ -62,8 +62,8 @@ def test_no_slot_gets_a_trial_that_another_one_holds(
     assert len(here & set(own)) == min(len(here), len(own))
 
 
-@given(trials=st.integers(0, 5), slots=st.integers(1, 4), died=st.sets(st.integers(0, 3)))
-def test_all_slots_measure_at_once(trials: int, slots: int, died: set[int]) -> None:
+@given(trials=st.integers(0, 5), slots=st.integers(1, 4), idle=st.integers(0, 2), died=st.sets(st.integers(0, 3)))
+def test_all_slots_measure_at_once(trials: int, slots: int, idle: int, died: set[int]) -> None:
     """Each trial is measured, and some twice, so that no slot is idle. A process that dies measures nothing."""
     events: SimpleQueue[Event] = SimpleQueue()
     begun: list[tuple[int, int]] = []
@@ -79,7 +79,7 @@ def test_all_slots_measure_at_once(trials: int, slots: int, died: set[int]) -> N
         events.put(Event(number, {"ready": 1, "core_s": 1.0}))
         events.put(Event(number, {"costs": dict.fromkeys(COSTS, float(assignment.trial)), "core_s": 3.0}))
 
-    for number in range(slots):
+    for number in range(slots + idle):
         fakes.append(
             SimpleNamespace(
                 number=number,
@@ -94,7 +94,7 @@ def test_all_slots_measure_at_once(trials: int, slots: int, died: set[int]) -> N
     coordinator._feeders = SimpleNamespace(core_s=0.0)
     coordinator._bury = lambda slot: setattr(slot, "is_idle", True)
     lost = died & set(range(slots))
-    starts, found = coordinator.measure([SimpleNamespace(trial=trial) for trial in range(trials)])
+    starts, found = coordinator.measure([SimpleNamespace(trial=trial) for trial in range(trials)], slots)
     assert len(begun) == (max(trials, slots) if trials else 0)
     assert {number for number, _ in begun} == (set(range(slots)) if trials else set())
     assert {trial for _, trial in begun} == set(range(trials))

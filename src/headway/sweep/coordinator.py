@@ -157,16 +157,20 @@ class Coordinator:
             slot.is_idle = slot.is_idle or "idle" in message
         return outcomes
 
-    def measure(self, assignments: Sequence[Assignment]) -> tuple[list[float], list[tuple[Assignment, TrialCosts]]]:
+    def measure(
+        self, assignments: Sequence[Assignment], slots: int
+    ) -> tuple[list[float], list[tuple[Assignment, TrialCosts]]]:
         """Measures what trials cost; returns core seconds until each process is ready, and what was found.
 
-        All slots measure at once, as they train at once: they share caches and a clock rate. Trials that fail are left
-        out; some are measured twice if there are fewer than slots.
+        Trials that fail are left out; some are measured twice if there are fewer than slots.
+
+        Args:
+            slots: how many slots will train. All of them measure at once, as they will share caches and a clock rate.
         """
-        waiting = [one for one, _ in zip(cycle(assignments), range(max(len(assignments), len(self._slots))))]
+        waiting = [one for one, _ in zip(cycle(assignments), range(max(len(assignments), slots)))]
         own, found, starts = dict[int, Assignment](), list[tuple[Assignment, TrialCosts]](), dict[int, float]()
         while waiting or not all(slot.is_idle for slot in self._slots):
-            for slot in self._slots:
+            for slot in self._slots[:slots]:
                 if slot.is_idle and waiting:
                     own[slot.number] = waiting.pop(0)
                     slot.measure(own[slot.number])

@@ -304,7 +304,9 @@ def _predict(
         with suppress(RecipeError):
             assignments.append(build_assignment(settings, loaded, trial, values, (Fraction(1),), folder))
     LOG.info(f"Measuring {pluralise(len(assignments), 'trial')}.")
-    starts, found = coordinator.measure(assignments)
+    # No more processes start than there are trials, or new seeds.
+    slots = min(settings.slots, max(plan.trials, settings.seeds))
+    starts, found = coordinator.measure(assignments, slots)
     if not found:
         LOG.warning("No trial could be measured, so the time of the sweep is not predicted.")
         return None, sum(starts)
@@ -321,9 +323,7 @@ def _predict(
     ]
     predict = choose_feeding if can_be_fed(loaded.recipe) else predict_sweep
     start_s = statistics.fmean(starts)
-    prediction = predict(
-        plan, shapes, slots=settings.slots, together=settings.together, seeds=settings.seeds, start_s=start_s
-    )
+    prediction = predict(plan, shapes, slots=slots, together=settings.together, seeds=settings.seeds, start_s=start_s)
     LOG.info(f"Predicted: {describe_prediction(prediction)}.")
     return prediction, sum(starts)
 
