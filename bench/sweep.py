@@ -14,6 +14,11 @@ kills_survived                 share of 20 kills at random moments after which a
                                decisions and weights, bit for bit (bench/_sweep/kills.py)
 lr_proposal, lr_confirmed      NLL of the learning rate that `headway sweep --lr` finds over that of the best of 16
                                (bench/_sweep/range_test.py); with `_share`, its cost over the grid's
+sweep_vs_optuna                epochs of all trials per core second of `headway sweep`, over those of Optuna with a
+                               PyTorch loop; JPEG files, equal core seconds (bench/_sweep/optuna_race.py); with
+                               `_accuracy`, the points that the best network is better on test images
+makespan_error                 core seconds of a sweep as predicted before it, mean error over three sweeps that were
+                               not run before (bench/_sweep/makespan.py)
 ensemble_nll_k4                NLL of the mean of four networks over that of one (bench/_sweep/ensemble.py)
 recurrent_..., conv_...        LARS, LAMB and large batches on a recurrent network (bench/_sweep/recurrent.py)
 
@@ -35,6 +40,8 @@ from bench._sweep.ensemble import measure
 from bench._sweep.feeding import compare_feeding
 from bench._sweep.halving import compare_halving
 from bench._sweep.kills import compare_kills
+from bench._sweep.makespan import compare_predictions
+from bench._sweep.optuna_race import compare_optuna
 from bench._sweep.range_test import measure as measure_rates
 from bench._sweep.recurrent import compare_optimizers
 from bench._sweep.sharing import compare_loaders
@@ -63,6 +70,8 @@ PARTS: dict[str, Part] = {
     "halving": compare_halving,
     "coordinator": compare_coordinator,
     "kills": compare_kills,
+    "optuna": compare_optuna,
+    "makespan": compare_predictions,
     "lr": compare_rates,
     "ensemble": compare_ensembles,
     "recurrent": compare_optimizers,

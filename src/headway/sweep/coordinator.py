@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
+from itertools import cycle
 from queue import SimpleQueue
 from typing import Any, final
 
@@ -158,25 +159,35 @@ class Coordinator:
             slot.is_idle = slot.is_idle or "idle" in message
         return outcomes
 
-    def measure(self, assignments: Sequence[Assignment]) -> tuple[float, list[TrialCosts]]:
-        """Measures what trials cost; returns core seconds until a process is ready, and the costs of each trial.
+    def measure(
+        self, assignments: Sequence[Assignment], slots: int
+    ) -> tuple[list[float], list[tuple[Assignment, TrialCosts]]]:
+        """Measures what trials cost; returns core seconds until each process is ready, and what was found.
 
-        Trials that fail are left out.
+        Trials that fail are left out; some are measured twice if there are fewer than slots.
+
+        Args:
+            slots: how many slots will train. All of them measure at once, as they will share caches and a clock rate.
         """
-        slot, found, start_s = self._slots[0], list[TrialCosts](), 0.0
-        for assignment in assignments:
-            slot.measure(assignment)
-            while not slot.is_idle:
-                _, message = self._take(self._events.get())
-                if message is None:
-                    self._bury(slot)
-                    return start_s, found
-                start_s = message["core_s"] if "ready" in message else start_s
-                if "costs" in message:
-                    slot.is_idle = True
-                    if message["costs"] is not None:
-                        found.append(TrialCosts(**message["costs"]))
-        return start_s, found
+        waiting = [one for one, _ in zip(cycle(assignments), range(max(len(assignments), slots)))]
+        own, found, starts = dict[int, Assignment](), list[tuple[Assignment, TrialCosts]](), dict[int, float]()
+        while waiting or not all(slot.is_idle for slot in self._slots):
+            for slot in self._slots[:slots]:
+                if slot.is_idle and waiting:
+                    own[slot.number] = waiting.pop(0)
+                    slot.measure(own[slot.number])
+            slot, message = self._take(self._events.get())
+            if message is None:
+                # Its next process starts anew.
+                self._bury(slot)
+                continue
+            if "ready" in message:
+                starts[slot.number] = message["core_s"]
+            if "costs" in message:
+                slot.is_idle = True
+                if message["costs"] is not None:
+                    found.append((own[slot.number], TrialCosts(**message["costs"])))
+        return list(starts.values()), found
 
     @property
     def core_s(self) -> float:
