@@ -9,6 +9,8 @@ halving_vs_random              error that `headway sweep --method halving` finds
 coordinator_cpu_share          CPU seconds of the coordinating process over those of the trials, in the same sweeps
 lr_proposal, lr_confirmed      NLL of the learning rate that `headway sweep --lr` finds over that of the best of 16
                                (bench/_sweep/range_test.py); with `_share`, its cost over the grid's
+lr_cifar_share, lr_cifar_cost  accuracy and steps of `--lr` over those of a grid of 16 rates: LARS, LAMB and Muon on
+                               CIFAR-10 (bench/_sweep/rates_cifar.py)
 ensemble_nll_k4                NLL of the mean of four networks over that of one (bench/_sweep/ensemble.py)
 recurrent_..., conv_...        LARS, LAMB and large batches on a recurrent network (bench/_sweep/recurrent.py)
 
@@ -28,6 +30,7 @@ from bench._family import run_bench
 from bench._sweep.ensemble import measure
 from bench._sweep.halving import compare_halving
 from bench._sweep.range_test import measure as measure_rates
+from bench._sweep.rates_cifar import compare_cifar_rates
 from bench._sweep.recurrent import compare_optimizers
 from bench._sweep.sharing import compare_loaders
 
@@ -53,6 +56,7 @@ PARTS: dict[str, Part] = {
     "share": compare_loaders,
     "halving": compare_halving,
     "lr": compare_rates,
+    "lr_cifar": compare_cifar_rates,
     "ensemble": compare_ensembles,
     "recurrent": compare_optimizers,
 }
@@ -65,7 +69,7 @@ def main() -> None:
     options = asked.parse_args()
     claims = []
     # Tests of the lab and of the range test do as much as these would shortly.
-    usual = [name for name in PARTS if not (options.quick and name in ("lr", "recurrent"))]
+    usual = [name for name in PARTS if not (options.quick and name in ("lr", "lr_cifar", "recurrent"))]
     for name in [options.only] if options.only else usual:
         part = PARTS[name]
         with tempfile.TemporaryDirectory(prefix=f"headway-bench-{name}-") as folder:
