@@ -2,7 +2,8 @@
 
 A small network with batch norm trains on images of 16 pixels for three epochs, at batches of 256 and 2,048: 585 and 73
 steps, some five CPU seconds. The rates of the grids span three powers of ten and were fixed before the first run. All
-trainings of a grid share one seed and their input. The best rate of the grid and that of `--lr` are then trained with the same three new seeds.
+trainings of a grid share one seed and their input. The best rate of the grid and that of `--lr` are then trained with
+the same three new seeds.
 
 lr_cifar_share  accuracy of the rate that `--lr` finds over that of the grid's best rate, means of three new seeds, the
                 lowest of the six cells; target at least 0.98

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.errors import TrainingError
+from headway.core.errors import RecipeError, TrainingError
 from headway.sweep.rate_curve import (
     DIVERGED,
+    FEWEST_STEPS,
     GRID,
     RateCurve,
     count_test_steps,
@@ -146,10 +147,15 @@ def test_the_average_of_a_constant_is_the_constant(value: float, count: int, ste
 
 
 @given(st.integers(1, 10_000))
-def test_a_range_test_is_shorter_than_a_training(steps: int) -> None:
+def test_a_range_test_and_three_trainings_cost_less_than_a_quarter_of_a_grid(steps: int) -> None:
+    if steps <= FEWEST_STEPS:
+        with pytest.raises(RecipeError, match="too short for a range test of 20"):
+            count_test_steps(steps)
+        return
     count = count_test_steps(steps)
-    assert 20 <= count <= 100
-    assert count == 20 or count < min(steps, GRID * steps / 10)
+    assert FEWEST_STEPS <= count <= 100
+    # One more step measures the optimizer.
+    assert 3 * steps + count + 1 <= GRID * steps / 4
 
 
 @given(st.floats(1e-9, 1), st.floats(2, 1e9), st.integers(20, 100))

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import final
 
-from headway.core.errors import TrainingError
+from headway.core.errors import RecipeError, TrainingError
+from headway.core.text_format import pluralise
 
 SMOOTHED_PARTS = 10
 """The loss is averaged over the newest tenth of the steps of a range test."""
@@ -33,6 +34,9 @@ GRID = 16
 """Rates of the grid to which the cost is compared."""
 MOST_STEPS, FEWEST_STEPS = 100, 20
 """Steps of the longest and the shortest range test."""
+TESTED_SHARE = 2
+"""A range test has at most one of so many steps of a training, so that with three trainings it stays below a quarter of
+a grid of 16 rates."""
 
 
 @final
@@ -105,8 +109,15 @@ class Proposal:
 
 
 def count_test_steps(training_steps: int) -> int:
-    """Returns the steps of a range test: 100, or fewer for a shorter training, but at least 20."""
-    return max(FEWEST_STEPS, min(MOST_STEPS, training_steps - 1))
+    """Returns the steps of a range test: 100, or fewer for a training of less than 200, but at least 20.
+
+    Raises:
+        RecipeError: the training is shorter than that.
+    """
+    if training_steps <= FEWEST_STEPS:
+        what = f"a training of {pluralise(training_steps, 'step')} is too short for a range test of {FEWEST_STEPS}"
+        raise RecipeError(what, fix="Train for more epochs, or take a smaller batch.")
+    return max(FEWEST_STEPS, min(MOST_STEPS, training_steps // TESTED_SHARE))
 
 
 def list_rates(start: float, end: float, steps: int) -> tuple[float, ...]:
