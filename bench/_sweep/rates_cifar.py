@@ -277,10 +277,6 @@ def compare_cifar_rates(folder: Path, options: argparse.Namespace, results: Resu
         return minutes is None or time.monotonic() - began < 60 * minutes
 
     study = Study(folder, str(pack_cifar(SIDE)) if has_time() else "", results or Results(FOLDER / "lr_cifar.jsonl"))
-    # All grids first: nothing of `--lr` is known when they run.
-    for cell in CELLS:
-        if study.find_grid(cell) is None and has_time() and (job := study.find_job(cell)):
-            job()
     for cell in CELLS:
         while has_time() and (job := study.find_job(cell)):
             job()
