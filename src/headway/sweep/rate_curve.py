@@ -30,9 +30,9 @@ LAYER_WISE_SHARE = 1 / 3
 """The proposal as a share of the rate at the minimum, for LARS, LAMB, Muon and other layer-wise optimizers.
 
 Their steps are as long as the rate says, however small the gradients are, so the distance tells little about the rate
-of a whole training. The best rates were once to a ninth of the minimum (digits without batch norm; Fashion-MNIST with
-batch norm, batches of 128 and 1,024, tests of 36 to 100 steps). So three trainings, with the rate at the minimum, a
-third and a ninth of it, come near all of them.
+of a whole training. The best rates lay between the minimum and a tenth of it (digits without batch norm; Fashion-MNIST
+with batch norm, batches of 128 and 1,024, tests of 36 to 100 steps). So three trainings, with the rate at the minimum,
+a third and a ninth of it, come near all of them.
 """
 CLEAR_FALL = 8.0
 """A fall of the loss counts if it is so many times the noise of the smoothed loss. Noise alone falls by more once in a
@@ -43,9 +43,9 @@ GRID = 16
 """Rates of the grid to which the cost is compared."""
 MOST_STEPS, FEWEST_STEPS = 100, 20
 """Steps of the longest and the shortest range test."""
-TESTED_SHARE = 2
-"""A range test has at most one of so many steps of a training, so that with three trainings it stays below a quarter of
-a grid of 16 rates."""
+TESTED_SHARE = 2 / 3
+"""Most steps of a range test, as a share of a training's: with three trainings it stays below a quarter of a grid of 16
+rates."""
 
 
 @final
@@ -116,7 +116,7 @@ class Proposal:
 
 
 def count_test_steps(training_steps: int) -> int:
-    """Returns the steps of a range test: 100, or fewer for a training of less than 200, but at least 20.
+    """Returns the steps of a range test: 100, or two thirds of those of a short training, but at least 20.
 
     Raises:
         RecipeError: the training is shorter than that.
@@ -124,7 +124,7 @@ def count_test_steps(training_steps: int) -> int:
     if training_steps <= FEWEST_STEPS:
         what = f"a training of {pluralise(training_steps, 'step')} is too short for a range test of {FEWEST_STEPS}"
         raise RecipeError(what, fix="Train for more epochs, or take a smaller batch.")
-    return max(FEWEST_STEPS, min(MOST_STEPS, training_steps // TESTED_SHARE))
+    return max(FEWEST_STEPS, min(MOST_STEPS, int(TESTED_SHARE * training_steps)))
 
 
 def list_rates(start: float, end: float, steps: int) -> tuple[float, ...]:
