@@ -19,6 +19,8 @@ sweep_vs_optuna                epochs of all trials per core second of `headway 
                                `_accuracy`, the points that the best network is better on test images
 makespan_error                 core seconds of a sweep as predicted before it, mean error over three sweeps that were
                                not run before (bench/_sweep/makespan.py)
+lr_cifar_share, lr_cifar_cost  accuracy and steps of `--lr` over those of a grid of 16 rates: LARS, LAMB and Muon on
+                               CIFAR-10 (bench/_sweep/rates_cifar.py)
 ensemble_nll_k4                NLL of the mean of four networks over that of one (bench/_sweep/ensemble.py)
 recurrent_..., conv_...        LARS, LAMB and large batches on a recurrent network (bench/_sweep/recurrent.py)
 
@@ -43,6 +45,7 @@ from bench._sweep.kills import compare_kills
 from bench._sweep.makespan import compare_predictions
 from bench._sweep.optuna_race import compare_optuna
 from bench._sweep.range_test import measure as measure_rates
+from bench._sweep.rates_cifar import compare_cifar_rates
 from bench._sweep.recurrent import compare_optimizers
 from bench._sweep.sharing import compare_loaders
 
@@ -73,6 +76,7 @@ PARTS: dict[str, Part] = {
     "optuna": compare_optuna,
     "makespan": compare_predictions,
     "lr": compare_rates,
+    "lr_cifar": compare_cifar_rates,
     "ensemble": compare_ensembles,
     "recurrent": compare_optimizers,
 }
@@ -86,7 +90,8 @@ def main() -> None:
     options = asked.parse_args()
     claims = []
     # Tests of the lab, of the range test and of kills do as much as these would shortly.
-    usual = [name for name in PARTS if not (options.quick and name in ("kills", "lr", "recurrent"))]
+    left_out = ("kills", "lr", "lr_cifar", "recurrent") if options.quick else ()
+    usual = [name for name in PARTS if name not in left_out]
     for name in [options.only] if options.only else usual:
         part = PARTS[name]
         with tempfile.TemporaryDirectory(prefix=f"headway-bench-{name}-") as folder:

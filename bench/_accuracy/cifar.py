@@ -13,13 +13,14 @@ import headway
 from headway.data.pack import pack
 
 
-def packed() -> Path:
-    """The folder with train/ and eval/ of CIFAR-10 as raw pixels; packed at the first call."""
-    target = _cache() / "cifar10-pixels.packed"
+def packed(side: int = 32) -> Path:
+    """The folder with train/ and eval/ of CIFAR-10 as raw pixels, by default of its own size; packed at the first
+    call."""
+    target = _cache() / f"cifar10-pixels{'' if side == 32 else f'-{side}'}.packed"
     if not target.exists():
         source = find_source()
         print(f"packing {source} into {target}, once", file=sys.stderr)
-        pack(source, target, mode="raw")
+        pack(source, target, mode="raw" if side == 32 else f"raw,resize={side}")
     return target
 
 

@@ -43,7 +43,7 @@ from headway.sweep.state import State, list_scores, rank_trials
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe, write_found_recipe
 from headway.sweep.sweep_summary import summarise_sweep
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
-from headway.sweep.trials import build_assignment, count_steps, probe_recipe
+from headway.sweep.trials import Probe, build_assignment, count_steps, probe_recipe
 from headway.sweep.typical_trials import choose_typical_trials
 from headway.training.fork import check_forkable
 from headway.training.progress import format_duration
@@ -71,6 +71,7 @@ class SweepOptions:
         slots: processes that train at once; None: one for each GPU, else one for each core.
         together: most trials that take turns in one process.
         seeds: trainings of the winner with new seeds.
+        measures: costs are measured before the first trial, to predict the time and to choose how slots are fed.
     """
 
     budget: Fraction
@@ -82,6 +83,7 @@ class SweepOptions:
     slots: int | None = None
     together: int = 16
     seeds: int = 3
+    measures: bool = True
 
 
 @final
@@ -176,9 +178,17 @@ def run_sweep(
 
 
 def start_sweep(
-    loaded: LoadedRecipe[TrainRecipe], space_recipe: SpaceRecipe, options: SweepOptions, folder: Path | None = None
+    loaded: LoadedRecipe[TrainRecipe],
+    space_recipe: SpaceRecipe,
+    options: SweepOptions,
+    folder: Path | None = None,
+    probe: Probe | None = None,
 ) -> SweepResult:
-    """Runs a sweep of a recipe and a space that are read and checked already; see `run_sweep`."""
+    """Runs a sweep of a recipe and a space that are read and checked already; see `run_sweep`.
+
+    Args:
+        probe: facts that are known of the recipe; None: it is built to find them.
+    """
     folder = folder or RunFolder.find_free_name(Path("sweeps"), loaded.recipe.name)
     bounds = [bound for bound in (Space(space_recipe).size, options.max_trials) if bound is not None]
     max_trials = min(bounds, default=None)
@@ -187,7 +197,7 @@ def start_sweep(
     plan_brackets(
         Fraction(options.budget), options.eta, Fraction(options.smallest), options.method, max_trials=max_trials
     )
-    probe = probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
+    probe = probe or probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
     settings = SweepRecipe(
         recipe=collect_given_values(probe.loaded),
         space=space_recipe,
@@ -248,7 +258,12 @@ def _run(sweep: SweepFolder) -> SweepResult:
             return _run_trials(sweep)
     except _StopError:
         fix = f"Continue: headway sweep --resume {shlex.quote(str(sweep.folder))}"
-        raise HeadwayError("the sweep was stopped, and its trials are saved", fix=fix) from None
+        raise SweepStoppedError("the sweep was stopped, and its trials are saved", fix=fix) from None
+
+
+@final
+class SweepStoppedError(HeadwayError):
+    """A signal has stopped the sweep, which can be continued."""
 
 
 @final
@@ -265,7 +280,7 @@ def _run_trials(sweep: SweepFolder) -> SweepResult:
         _describe_plan(plan)
         with Coordinator(sweep, settings, loaded, _list_gpus()) as coordinator:
             prediction, start_s = None, 0.0
-            if not journal.state.trials:
+            if settings.measures and not journal.state.trials:
                 # Processes that measured go on as those of the sweep, so their starts are a part of it.
                 prediction, start_s = _predict(sweep, settings, loaded, plan, coordinator)
                 sweep.write_feeding(prediction is not None and prediction.feeds)

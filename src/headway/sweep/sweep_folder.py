@@ -71,6 +71,8 @@ class SweepRecipe(RecipePart):
     """Most trials that take turns in one process."""
     seeds: int = Field(ge=0)
     """Trainings of the winner with new seeds."""
+    measures: bool
+    """Measure costs before the first trial."""
 
 
 @final
@@ -118,7 +120,7 @@ class SweepFolder:
 
     def write_settings(self, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe]) -> None:
         """Writes the settings, and where the values of the recipe come from."""
-        _write_provenance(self.folder, loaded)
+        write_provenance(self.folder, loaded)
         tree = settings.model_dump(mode="json", exclude_unset=True)
         # Last: a folder is a sweep from now on.
         write_atomically(
@@ -132,15 +134,7 @@ class SweepFolder:
             RecipeError: they are damaged.
         """
         settings = read_recipe(self.settings_path, (), SweepRecipe, kind="settings of the sweep").recipe
-        recipe = TrainRecipe.model_validate(settings.recipe)
-        try:
-            about = json.loads((self.folder / "provenance.json").read_text())
-            origins, base, path = about["origins"], Path(about["base"]), about["recipe"]
-        except (OSError, ValueError, KeyError) as error:
-            what, fix = f"provenance.json cannot be read ({error})", "Copy it from a backup, or begin a new sweep."
-            raise HeadwayError(what, where=str(self.folder), fix=fix) from None
-        leaves = find_leaf_origins(recipe, origins, "recipe")
-        return settings, LoadedRecipe(recipe, leaves, base, None if path is None else Path(path))
+        return settings, read_base_recipe(self.folder, settings.recipe)
 
     def write_feeding(self, feeds: bool) -> None:
         """Notes whether one process decodes for several slots, for a sweep that is continued without a measurement."""
@@ -196,7 +190,25 @@ class SweepFolder:
             os.close(handle)
 
 
-def _write_provenance(folder: Path, loaded: LoadedRecipe[TrainRecipe]) -> None:
+def read_base_recipe(folder: Path, tree: dict[str, Any]) -> LoadedRecipe[TrainRecipe]:
+    """Returns the recipe of settings, with the origins and the folder that the provenance beside them names.
+
+    Raises:
+        RecipeError: it is none. HeadwayError: the provenance cannot be read.
+    """
+    recipe = TrainRecipe.model_validate(tree)
+    try:
+        about = json.loads((folder / "provenance.json").read_text())
+        origins, base, path = about["origins"], Path(about["base"]), about["recipe"]
+    except (OSError, ValueError, KeyError) as error:
+        what, fix = f"provenance.json cannot be read ({error})", "Copy it from a backup, or begin anew."
+        raise HeadwayError(what, where=str(folder), fix=fix) from None
+    leaves = find_leaf_origins(recipe, origins, "recipe")
+    return LoadedRecipe(recipe, leaves, base, None if path is None else Path(path))
+
+
+def write_provenance(folder: Path, loaded: LoadedRecipe[TrainRecipe]) -> None:
+    """Writes where the values of a recipe come from, for `read_base_recipe`."""
     path = None if loaded.path is None else str(loaded.path)
     about = collect_provenance(loaded.origins, loaded.base, recipe=path)
     write_atomically(folder / "provenance.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
@@ -208,7 +220,7 @@ def write_found_recipe(folder: Path, loaded: LoadedRecipe[TrainRecipe], comments
     Its relative paths start where the provenance beside it says, as those of a run's recipe do.
     """
     folder.mkdir(exist_ok=True)
-    _write_provenance(folder, loaded)
+    write_provenance(folder, loaded)
     tree = collect_given_values(loaded)
     body = yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
     write_atomically(folder / "recipe.yaml", "\n".join([*(f"# {line}" for line in comments), body]))
