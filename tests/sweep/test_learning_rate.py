@@ -121,7 +121,7 @@ def test_a_recipe_whose_loss_falls_at_no_rate_is_told(folder: Path, tmp_path: Pa
 
 @pytest.mark.usefixtures("without_training")
 def test_a_full_folder_is_refused_before_anything_trains(folder: Path) -> None:
-    with pytest.raises(UsageError, match="not an empty folder"):
+    with pytest.raises(UsageError, match="this folder is not empty"):
         find_rates(write(folder), (), RateOptions(), folder)
 
 

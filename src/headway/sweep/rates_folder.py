@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +13,13 @@ import yaml
 from pydantic import Field
 
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.files import write_atomically
+from headway.core.files import expect_empty_folder, write_atomically
 from headway.core.recipe import LoadedRecipe, RecipePart, read_recipe
 from headway.core.recipe_yaml import RecipeDumper
 from headway.core.run_folder import RunFolder
 from headway.setup.recipe import TrainRecipe
 from headway.sweep.rate_table import RateRow
-from headway.sweep.sweep_folder import expect_empty, read_base_recipe, write_provenance
+from headway.sweep.sweep_folder import read_base_recipe, write_provenance
 
 
 class RatesRecipe(RecipePart):
@@ -53,7 +54,7 @@ class RatesFolder:
         rates = RatesFolder(folder)
         rates.expect_new()
         for part in (rates._settings, folder / "rows", folder / "sweeps"):
-            part.mkdir(parents=True)
+            part.mkdir(parents=True, exist_ok=True)
         write_provenance(rates._settings, loaded)
         tree = settings.model_dump(mode="json")
         # Last: the folder can be resumed from now on.
@@ -65,9 +66,11 @@ class RatesFolder:
     def expect_new(self) -> None:
         """Raises UsageError if the folder exists and is not empty."""
         if self._settings_path.exists():
-            fix = f"Continue: headway sweep --lr --resume {self.folder}. Or name another folder with --out."
+            folder = shlex.quote(str(self.folder))
+            fix = f"Continue: headway sweep --lr --resume {folder}. Or name another one with --out."
             raise UsageError("learning rates have been searched here before", where=str(self.folder), fix=fix)
-        expect_empty(self.folder)
+        # The settings are written last, so a folder without them is none yet.
+        expect_empty_folder(self.folder, "--out", unfinished=("provenance.json", "rates.yaml"))
 
     @staticmethod
     def open(folder: Path) -> RatesFolder:

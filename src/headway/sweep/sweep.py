@@ -6,7 +6,9 @@ import json
 import logging
 import shlex
 import signal
+import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,6 +44,7 @@ from headway.sweep.sweep_folder import SweepFolder, SweepRecipe, write_found_rec
 from headway.sweep.sweep_summary import summarise_sweep
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import Probe, build_assignment, count_steps, probe_recipe
+from headway.sweep.typical_trials import choose_typical_trials
 from headway.training.fork import check_forkable
 from headway.training.progress import format_duration
 from headway.training.run_steps import separate_checkpoints
@@ -49,12 +52,8 @@ from headway.training.runs import load_recipe
 
 LOG = logging.getLogger("headway.sweep")
 
-COST_KEYS = ("model", "batch", "data", "augment", "task", "transform", "epochs")
-"""Parts of a recipe by which trials differ in what a step, or their whole training, costs."""
 LEAST_GAIN = 1.02
 """Gain of a shared loader from which it is worth a word."""
-MEASURED_TRIALS = 3
-"""Trials that are measured before the sweep if their costs differ."""
 
 
 @final
@@ -191,19 +190,22 @@ def start_sweep(
         probe: facts that are known of the recipe; None: it is built to find them.
     """
     folder = folder or RunFolder.find_free_name(Path("sweeps"), loaded.recipe.name)
+    bounds = [bound for bound in (Space(space_recipe).size, options.max_trials) if bound is not None]
+    max_trials = min(bounds, default=None)
+    # Before any data are read: a folder that is taken, and a budget that is too small, are refused.
+    SweepFolder.expect_free(folder)
+    plan_brackets(
+        Fraction(options.budget), options.eta, Fraction(options.smallest), options.method, max_trials=max_trials
+    )
     probe = probe or probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
-    size = Space(space_recipe).size
-    bounds = [bound for bound in (size, options.max_trials) if bound is not None]
     settings = SweepRecipe(
         recipe=collect_given_values(probe.loaded),
         space=space_recipe,
         objective=probe.objective,
         higher_is_better=probe.higher_is_better,
         samples=probe.samples,
-        **vars(options) | {"slots": options.slots or _count_slots(), "max_trials": min(bounds, default=None)},
+        **vars(options) | {"slots": options.slots or _count_slots(), "max_trials": max_trials},
     )
-    # Before there is a folder: a budget that is too small is refused.
-    build_plan(settings)
     sweep = SweepFolder.create(folder)
     sweep.write_settings(settings, probe.loaded)
     return _run(sweep)
@@ -279,6 +281,7 @@ def _run_trials(sweep: SweepFolder) -> SweepResult:
         with Coordinator(sweep, settings, loaded, _list_gpus()) as coordinator:
             prediction, start_s = None, 0.0
             if settings.measures and not journal.state.trials:
+                # Processes that measured go on as those of the sweep, so their starts are a part of it.
                 prediction, start_s = _predict(sweep, settings, loaded, plan, coordinator)
                 sweep.write_feeding(prediction is not None and prediction.feeds)
             coordinator.feeds = sweep.read_feeding()
@@ -310,36 +313,37 @@ def _run_trials(sweep: SweepFolder) -> SweepResult:
 def _predict(
     sweep: SweepFolder, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe], plan: Plan, coordinator: Coordinator
 ) -> tuple[SweepPrediction | None, float]:
-    """Measures the first trials, and predicts the sweep. Returns also the core seconds in which a process starts."""
+    """Measures some trials, and predicts the sweep. Returns also the core seconds in which its processes started."""
     space = Space(settings.space)
-    changes_cost = any(key.partition(".")[0] in COST_KEYS or key == "optimizer.name" for key in space.keys)
-    count = min(MEASURED_TRIALS, plan.trials) if changes_cost else 1
-    assignments = []
-    for trial in range(count):
+    alike, assignments = choose_typical_trials(space, settings.seed, plan.trials), []
+    for trial in alike:
         values = space.suggest(settings.seed, trial)
         folder = sweep.find_trial(trial)
         with suppress(RecipeError):
             assignments.append(build_assignment(settings, loaded, trial, values, (Fraction(1),), folder))
     LOG.info(f"Measuring {pluralise(len(assignments), 'trial')}.")
-    start_s, costs = coordinator.measure(assignments)
-    if not costs:
+    # No more processes start than there are trials, or new seeds.
+    slots = min(settings.slots, max(plan.trials, settings.seeds))
+    starts, found = coordinator.measure(assignments, slots)
+    if not found:
         LOG.warning("No trial could be measured, so the time of the sweep is not predicted.")
-        return None, start_s
+        return None, sum(starts)
+    times = Counter(assignment.trial for assignment, _ in found)
     shapes = [
         TrialShape(
             costs=one,
             steps=assignment.until,
             evaluations=_count_epochs(assignment) / assignment.loaded.recipe.evaluate.every_epochs,
             checkpoints=_count_checkpoints(assignment),
+            weight=alike[assignment.trial] / times[assignment.trial],
         )
-        for one, assignment in zip(costs, assignments, strict=False)
+        for assignment, one in found
     ]
     predict = choose_feeding if can_be_fed(loaded.recipe) else predict_sweep
-    prediction = predict(
-        plan, shapes, slots=settings.slots, together=settings.together, seeds=settings.seeds, start_s=start_s
-    )
+    start_s = statistics.fmean(starts)
+    prediction = predict(plan, shapes, slots=slots, together=settings.together, seeds=settings.seeds, start_s=start_s)
     LOG.info(f"Predicted: {describe_prediction(prediction)}.")
-    return prediction, start_s
+    return prediction, sum(starts)
 
 
 def _count_checkpoints(assignment: Assignment) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import yaml
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.files import write_atomically
+from headway.core.files import expect_empty_folder, write_atomically
 from headway.core.recipe import LoadedRecipe, RecipePart, find_leaf_origins, read_recipe
 from headway.core.recipe_override import collect_given_values
 from headway.core.recipe_yaml import RecipeDumper
@@ -40,7 +41,7 @@ AnyFraction = Annotated[Fraction, BeforeValidator(_read_fraction), PlainSerializ
 
 
 class SweepRecipe(RecipePart):
-    """The settings of a sweep, as `sweep.yaml` in its folder has them."""
+    """The settings of a sweep, as `sweep.yaml` in its folder has them. `SweepOptions` has the defaults."""
 
     recipe: dict[str, Any]
     """The recipe that all trials share, with what the first look at data and machine has decided."""
@@ -52,23 +53,23 @@ class SweepRecipe(RecipePart):
     """Direction of the objective."""
     samples: int = Field(ge=1)
     """Size of the training set."""
-    method: Method = "halving"
+    method: Method
     """Which trials go on: random (all), halving, hyperband, asha or pbt."""
     budget: AnyFraction
     """Most work, in full trainings."""
-    eta: int = 3
+    eta: int
     """One trial of `eta` goes on from a rung."""
-    smallest: AnyFraction = Fraction(1, 27)
+    smallest: AnyFraction
     """Least fraction of a training after which trials are compared."""
-    max_trials: int | None = None
+    max_trials: int | None
     """Most trials."""
-    seed: int = 0
+    seed: int
     """Seed of the trials' values. Not that of the trainings, which the recipe has."""
-    slots: int = Field(default=1, ge=1)
+    slots: int = Field(ge=1)
     """Processes that train at once."""
-    together: int = Field(default=16, ge=1)
+    together: int = Field(ge=1)
     """Most trials that take turns in one process."""
-    seeds: int = Field(default=3, ge=0)
+    seeds: int = Field(ge=0)
     """Trainings of the winner with new seeds."""
     measures: bool = True
     """Measure costs before the first trial."""
@@ -88,19 +89,25 @@ class SweepFolder:
 
     @staticmethod
     def create(folder: Path) -> SweepFolder:
-        """Creates the folder of a new sweep.
+        """Creates the folder of a new sweep, or takes over one whose sweep was killed before it had its settings.
 
         Raises:
-            UsageError: it exists, and is not empty.
+            UsageError: the folder is a sweep already, holds other files, or is a file.
         """
+        SweepFolder.expect_free(folder)
         sweep = SweepFolder(folder)
-        if sweep.settings_path.exists():
-            fix = f"Continue it: headway sweep --resume {folder}. Or name another one with --out."
-            raise UsageError("this sweep exists", where=str(folder), fix=fix)
-        expect_empty(folder)
         for part in (folder, sweep.trials, sweep.logs):
             part.mkdir(parents=True, exist_ok=True)
         return sweep
+
+    @staticmethod
+    def expect_free(folder: Path) -> None:
+        """Checks a folder for a new sweep before any long work. Raises UsageError as `create` does."""
+        if SweepFolder(folder).settings_path.exists():
+            fix = f"Continue it: headway sweep --resume {shlex.quote(str(folder))}. Or name another one with --out."
+            raise UsageError("this sweep exists", where=str(folder), fix=fix)
+        # The settings are written last, so a folder without them is not a sweep yet.
+        expect_empty_folder(folder, "--out", unfinished=("provenance.json", "sweep.yaml"))
 
     @staticmethod
     def open(folder: Path) -> SweepFolder:
@@ -183,12 +190,6 @@ class SweepFolder:
             os.close(handle)
 
 
-def expect_empty(folder: Path) -> None:
-    """Raises UsageError if a folder to create holds files, or is a file."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError("this is not an empty folder", where=str(folder), fix="Name another one with --out.")
-
-
 def read_base_recipe(folder: Path, tree: dict[str, Any]) -> LoadedRecipe[TrainRecipe]:
     """Returns the recipe of settings, with the origins and the folder that the provenance beside them names.
 
@@ -200,7 +201,8 @@ def read_base_recipe(folder: Path, tree: dict[str, Any]) -> LoadedRecipe[TrainRe
         about = json.loads((folder / "provenance.json").read_text())
         origins, base, path = about["origins"], Path(about["base"]), about["recipe"]
     except (OSError, ValueError, KeyError) as error:
-        raise HeadwayError(f"provenance.json cannot be read ({error})", where=str(folder)) from None
+        what, fix = f"provenance.json cannot be read ({error})", "Copy it from a backup, or begin a new sweep."
+        raise HeadwayError(what, where=str(folder), fix=fix) from None
     leaves = find_leaf_origins(recipe, origins, "recipe")
     return LoadedRecipe(recipe, leaves, base, None if path is None else Path(path))
 
