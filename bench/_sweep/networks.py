@@ -1,4 +1,4 @@
-"""Small networks of several parts of `bench.sweep`."""
+"""Small networks of several parts of `bench.sweep`, for images of any size from 8 pixels on."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ def two_convolutions(num_classes: int, in_channels: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(32 * 16, num_classes),
     )
+
+
+def patch_net(num_classes: int, in_channels: int) -> nn.Module:
+    """Builds a network with batch norm for 16 x 16 pixels that is cheap on a CPU: patches of 2 x 2, a convolution."""
+    layers: list[nn.Module] = []
+    # Channels in and out, kernel, stride, padding.
+    for before, after, *shape in ((in_channels, 16, 2, 2, 0), (16, 32, 3, 2, 1)):
+        layers += [nn.Conv2d(before, after, *shape, bias=False), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 16, num_classes))
 
 
 def plain(num_classes: int, in_channels: int, *, width: int = 16) -> nn.Module:
@@ -77,12 +86,3 @@ def residual(num_classes: int, in_channels: int, *, width: int = 16) -> nn.Modul
         nn.Flatten(),
         nn.Linear(width, num_classes),
     )
-
-
-def patch_net(num_classes: int, in_channels: int) -> nn.Module:
-    """Builds a network with batch norm for 16 x 16 pixels that is cheap on a CPU: patches of 2 x 2, a convolution."""
-    layers: list[nn.Module] = []
-    # Channels in and out, kernel, stride, padding.
-    for before, after, *shape in ((in_channels, 16, 2, 2, 0), (16, 32, 3, 2, 1)):
-        layers += [nn.Conv2d(before, after, *shape, bias=False), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 16, num_classes))

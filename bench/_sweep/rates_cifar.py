@@ -31,14 +31,14 @@ from typing import Any, final
 import yaml
 
 from bench._accuracy.cifar import packed as pack_cifar
-from bench._accuracy.results import FOLDER, Results, commit, digest, made_by, sources
-from bench._arms import ROOT
+from bench._accuracy.results import FOLDER, Results, commit, digest, made_by
 from bench._common import Claim, table
 from headway.core.messages import mute_messages
 from headway.sweep import range_test, rate_curve
 from headway.sweep.learning_rate import RateOptions, find_rates
 from headway.sweep.parameter import ParameterRecipe
 from headway.sweep.rate_curve import GRID, list_rates
+from headway.sweep.rate_table import FACTORS
 from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.sweep import SweepOptions, start_sweep
 from headway.training.runs import load_recipe
@@ -48,9 +48,15 @@ RANGES = {"lars": (0.3, 300.0), "lamb": (0.001, 1.0), "muon": (0.005, 5.0)}
 SIDE, BATCHES, EPOCHS, SEED, SEEDS = 16, (256, 2048), 3, 1, (2, 3, 4)
 CHANCE = 0.1
 """Accuracy of a training that has diverged."""
-FILES = [Path(str(module.__file__)) for module in (range_test, rate_curve)]
-METHOD = sources(ROOT, FILES)
-"""Code version of the range test; `--lr` runs anew where it has changed."""
+METHOD = digest(
+    [
+        (range_test.FIRST_CHANGE, range_test.LAST_CHANGE),
+        (rate_curve.SMOOTHED_PARTS, rate_curve.DIVERGED, rate_curve.LAYER_WISE_SHARE),
+        (rate_curve.FEWEST_STEPS, rate_curve.MOST_STEPS, rate_curve.TESTED_SHARE),
+        FACTORS,
+    ]
+)
+"""Code version of the proposal; `--lr` runs anew where it has changed."""
 
 
 @final

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests._support import packed_digits, write_recipe
 
-from headway.core.errors import RecipeError, TrainingError
+from headway.core.errors import HeadwayError, RecipeError
 from headway.core.recipe import LoadedRecipe
 from headway.setup.recipe import TrainRecipe
 from headway.setup.shared_inputs import SharedInputs
@@ -29,6 +29,12 @@ def nothing(outputs, labels):
 
 def undefined(outputs, labels):
     return outputs.sum(1) * float("nan")
+
+def later(outputs, labels, calls=[]):
+    calls.append(1)
+    if len(calls) > 9:
+        raise ValueError("the tenth batch")
+    return F.cross_entropy(outputs, labels, reduction="none")
 """
 
 
@@ -93,13 +99,18 @@ def test_a_rate_beside_that_of_muon_stays_as_the_recipe_has_it(folder: Path) -> 
             assert {round(group["lr"], 9) for group in groups if not group["filters"]} == {0.03}
 
 
-@pytest.mark.parametrize(("loss", "said"), [("nothing", "moves no weight"), ("undefined", "not finite")])
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [("nothing", "moves no weight"), ("undefined", "not finite"), ("later", "the tenth batch"), ("missing", "missing")],
+)
 def test_a_network_that_cannot_train_is_told(folder: Path, loss: str, said: str) -> None:
     plain, bad = load(folder), load(folder, task={"loss": f"losses.py:{loss}"})
     good, failed = measure_ranges([plain, bad], [20, 20])
     assert isinstance(good, RangeTest)
-    assert isinstance(failed, TrainingError)
+    assert isinstance(failed, HeadwayError)
     assert said in str(failed)
+    # The other test goes on to its end, as it does alone.
+    assert good == measure(plain, steps=20)[0]
 
 
 def test_an_optimizer_that_changes_its_rate_by_itself_is_refused(folder: Path) -> None:

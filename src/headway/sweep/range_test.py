@@ -80,8 +80,8 @@ def measure_ranges(
         steps: steps of each test.
 
     Returns:
-        the test of each recipe, or why there is none: its first step moves no weight, its first loss is not finite, or
-        it cannot be set up (see `build_setup`).
+        the test of each recipe, or why there is none: its first step moves no weight, its first loss is not finite, it
+        cannot be set up (see `build_setup`), or the user's own code fails.
 
     Raises:
         RecipeError: an optimizer changes its learning rate by itself.
@@ -103,13 +103,16 @@ def measure_ranges(
                 continue
             found.append(RangeTest(RateCurve(rates, ()), change, before))
         # In turns, so that each batch is decoded once.
-        while going := [test for test in tests.values() if not test.is_over]:
-            for test in going:
-                test.take_turn()
+        while going := [place for place, test in tests.items() if not test.is_over]:
+            for place in going:
+                try:
+                    tests[place].take_turn()
+                except HeadwayError as error:
+                    found[place], tests[place].is_over = error, True
         for place, test in tests.items():
             begun = found[place]
-            assert isinstance(begun, RangeTest)
-            found[place] = replace(begun, curve=test.curve, steps=begun.steps + test.trainer.step)
+            if isinstance(begun, RangeTest):
+                found[place] = replace(begun, curve=test.curve, steps=begun.steps + test.trainer.step)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,9 +66,11 @@ class RatesFolder:
     def expect_new(self) -> None:
         """Raises UsageError if the folder exists and is not empty."""
         if self._settings_path.exists():
-            fix = f"Continue: headway sweep --lr --resume {self.folder}. Or name another folder with --out."
+            folder = shlex.quote(str(self.folder))
+            fix = f"Continue: headway sweep --lr --resume {folder}. Or name another one with --out."
             raise UsageError("learning rates have been searched here before", where=str(self.folder), fix=fix)
-        expect_empty_folder(self.folder, "--out")
+        # The settings are written last, so a folder without them is none yet.
+        expect_empty_folder(self.folder, "--out", unfinished=("provenance.json", "rates.yaml"))
 
     @staticmethod
     def open(folder: Path) -> RatesFolder:
