@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections import Counter, defaultdict
@@ -22,6 +23,7 @@ from headway.sweep.feed import Ticket
 from headway.sweep.feeders import Feeders, can_be_fed
 from headway.sweep.halving import decide, is_over
 from headway.sweep.journal import Journal
+from headway.sweep.machines import Machines
 from headway.sweep.population import perturb_values
 from headway.sweep.records import Forked, Result, Stopped, Values, build_result
 from headway.sweep.slots import Event, Slot, share_machine
@@ -90,7 +92,10 @@ class Coordinator:
         self._space = Space(settings.space)
         self._events: SimpleQueue[Event] = SimpleQueue()
         shares = share_machine(settings.slots, gpus)
-        self._slots = [Slot(number, sweep.folder, cpus, gpu, self._events) for number, (cpus, gpu) in enumerate(shares)]
+        self._numbers = itertools.count()
+        self._slots = [Slot(next(self._numbers), sweep.folder, cpus, gpu, self._events) for cpus, gpu in shares]
+        self._machines = Machines(sweep, settings, self._events, self._numbers)
+        self._left_core_s = 0.0
         self._crashes: list[Result] = []
         self._deaths: Counter[int] = Counter()
         self._assignments: dict[tuple[int, int], Assignment] = {}
@@ -104,7 +109,9 @@ class Coordinator:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._machines.stop(is_over=error[0] is None)
         with ExitStack() as stack:
+            stack.callback(self._machines.close)
             for slot in self._slots:
                 stack.callback(slot.close)
             # First: no slot waits for a batch while it has to end.
@@ -119,15 +126,16 @@ class Coordinator:
         Raises:
             HeadwayError: trials crash one after another, or the machine has not what a trial needs.
         """
+        journal.guard = self._machines.expect_own
         self._decide(journal)
         while not is_over(journal.state):
             self._assign(journal)
-            if all(slot.is_idle for slot in self._slots):
+            if self._slots and all(slot.is_idle for slot in self._slots):
                 # No other trial can show any more that the sweep works.
                 crashes, self._crashes = self._crashes, []
                 self._record(crashes, journal)
             else:
-                self._handle(self._events.get(), journal)
+                self._handle(self._next_event(), journal)
             show(journal.state, self.steps)
         return journal.state
 
@@ -140,7 +148,7 @@ class Coordinator:
             for slot in self._slots:
                 if slot.is_idle and waiting:
                     slot.train([waiting.pop(0)])
-            slot, message = self._take(self._events.get())
+            slot, message = self._take(self._next_event())
             if message is None:
                 lost = list(slot.training.values())
                 status = self._bury(slot)
@@ -161,14 +169,20 @@ class Coordinator:
 
         Trials that fail are left out.
         """
+        while not self._slots:
+            self._take(self._next_event())
         slot, found, start_s = self._slots[0], list[TrialCosts](), 0.0
         for assignment in assignments:
             slot.measure(assignment)
             while not slot.is_idle:
-                _, message = self._take(self._events.get())
+                other, message = self._take(self._next_event())
                 if message is None:
-                    self._bury(slot)
-                    return start_s, found
+                    self._bury(other)
+                    if other is slot:
+                        return start_s, found
+                    continue
+                if other is not slot:
+                    continue
                 start_s = message["core_s"] if "ready" in message else start_s
                 if "costs" in message:
                     slot.is_idle = True
@@ -179,13 +193,31 @@ class Coordinator:
     @property
     def core_s(self) -> float:
         """Seconds of cores that all processes have taken so far."""
-        return sum(slot.core_s for slot in self._slots) + self._feeders.core_s
+        return self._left_core_s + sum(slot.core_s for slot in self._slots) + self._feeders.core_s
+
+    @property
+    def slots(self) -> int:
+        """Number of slots here and of workers that have joined."""
+        return len(self._slots)
+
+    def _next_event(self) -> Event:
+        """Waits for an event of a slot; a worker that joins becomes one. Raises HeadwayError: no machine is left."""
+        while (event := self._events.get()).slot < 0:
+            self._machines.note(event)
+            self._machines.expect_some(self._slots)
+        if event.joined is not None:
+            self._slots.append(Slot(event.slot, self._sweep.folder, (), None, self._events, event.joined))
+            self._machines.note_join(event.joined.host)
+        return event
 
     def _take(self, event: Event) -> tuple[Slot, dict[str, Any] | None]:
         """Returns the slot and the message of an event; notes what the process says of itself."""
-        slot, message = self._slots[event.slot], event.message
+        slot, message = next(slot for slot in self._slots if slot.number == event.slot), event.message
         if message is not None and "core_s" in message:
             slot.note_core_s(message["core_s"])
+        if message is not None and "unreachable" in message:
+            # It may still train, until its lease ends.
+            slot.is_idle = False
         return slot, message
 
     # Decisions.
@@ -246,8 +278,8 @@ class Coordinator:
         """Begins a feed for each group that several slots train; returns the tickets of the slots."""
         tickets, groups = dict[int, Ticket](), defaultdict[tuple[str, Any], list[Slot]](list)
         for slot, (name, tasks) in chosen.items():
-            # A trial whose process died is tried alone, in every way.
-            if not any(self._deaths[task.trial.number] for task in tasks):
+            # A trial whose process died is tried alone, in every way. Other machines do not share this one's memory.
+            if slot.host is None and not any(self._deaths[task.trial.number] for task in tasks):
                 groups[name].append(slot)
         for name, slots in groups.items():
             task = chosen[slots[0]][1][0]
@@ -318,6 +350,9 @@ class Coordinator:
         slot, message = self._take(event)
         if message is None:
             self._handle_death(slot, journal)
+        elif event.joined is not None:
+            # asha decides by the number of slots.
+            self._decide(journal)
         elif "outcome" in message:
             self._handle_outcome(slot, decode_outcome(message["outcome"]), journal)
         elif "idle" in message:
@@ -383,5 +418,11 @@ class Coordinator:
         self._feeders.leave(slot.number)
         self._deaths.update(lost)
         if lost:
-            LOG.warning(f"A process of the sweep ended with status {status}; what it trained goes on, each alone.")
+            who = "A process of the sweep" if slot.host is None else f"A worker on {slot.host}"
+            LOG.warning(f"{who} ended with status {status}; what it trained goes on, each alone.")
+        if slot.host is not None:
+            # The next worker of that machine gets a slot of its own.
+            self._slots.remove(slot)
+            self._left_core_s += slot.core_s
+            self._machines.expect_some(self._slots)
         return status

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, final
 
+from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import HeadwayError, RecipeError, UsageError
 from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe
@@ -24,6 +25,7 @@ from headway.core.run_folder import RunFolder
 from headway.core.signals import handle_signals
 from headway.core.statistics import compute_interval
 from headway.core.text_format import pluralise
+from headway.launch.hosts import parse_hosts
 from headway.optim.batch_scaling import require_number
 from headway.setup.rates import resolve_rates
 from headway.setup.recipe import TrainRecipe
@@ -33,8 +35,10 @@ from headway.sweep.coordinator import Coordinator
 from headway.sweep.display import SweepDisplay
 from headway.sweep.feeders import can_be_fed
 from headway.sweep.journal import open_journal
+from headway.sweep.lease import revoke_old_leases
 from headway.sweep.page import write_page
 from headway.sweep.prediction import SweepPrediction, TrialShape, choose_feeding, predict_sweep
+from headway.sweep.slots import list_gpus
 from headway.sweep.space import Space, read_space
 from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.state import State, list_scores, rank_trials
@@ -69,7 +73,10 @@ class SweepOptions:
         smallest: least fraction of a training after which trials are compared.
         max_trials: most trials.
         seed: seed of the trials' values.
-        slots: processes that train at once; None: one for each GPU, else one for each core.
+        slots: processes that train at once here; None: those of `hosts`, else one for each GPU, else one for each core.
+        hosts: machines with their numbers of processes, such as a:4,b:4.
+        joinable: workers on other machines can join.
+        lease_s: silence after which a worker on another machine is lost.
         together: most trials that take turns in one process.
         seeds: trainings of the winner with new seeds.
     """
@@ -81,6 +88,9 @@ class SweepOptions:
     max_trials: int | None = None
     seed: int = 0
     slots: int | None = None
+    hosts: str | None = None
+    joinable: bool = False
+    lease_s: float = 30.0
     together: int = 16
     seeds: int = 3
 
@@ -190,7 +200,7 @@ def start_sweep(
         objective=probe.objective,
         higher_is_better=probe.higher_is_better,
         samples=probe.samples,
-        **vars(options) | {"slots": options.slots or _count_slots(), "max_trials": min(bounds, default=None)},
+        **vars(options) | {"slots": _count_slots(options), "max_trials": min(bounds, default=None)},
     )
     # Before there is a folder: a budget that is too small is refused.
     build_plan(settings)
@@ -221,18 +231,13 @@ def build_plan(settings: SweepRecipe) -> Plan:
     )
 
 
-def _count_slots() -> int:
-    import torch
-
-    from headway.core.cpu_count import count_usable_cores
-
-    return torch.cuda.device_count() or count_usable_cores()
-
-
-def _list_gpus() -> list[str]:
-    import torch
-
-    return [str(number) for number in range(torch.cuda.device_count())]
+def _count_slots(options: SweepOptions) -> int:
+    """Returns the number of slots on this machine."""
+    if options.slots is not None:
+        return options.slots
+    if options.hosts is not None:
+        return sum(host.procs for host in parse_hosts(None, options.hosts) if host.is_local)
+    return len(list_gpus()) or count_usable_cores()
 
 
 def _run(sweep: SweepFolder) -> SweepResult:
@@ -258,10 +263,11 @@ def _run_trials(sweep: SweepFolder) -> SweepResult:
     began = time.monotonic()
     settings, loaded = sweep.read_settings()
     plan = build_plan(settings)
-    with open_journal(sweep.folder, plan) as journal:
+    with open_journal(sweep.folder, plan, is_shared=settings.is_shared) as journal:
         sweep.wait_for_workers(LOG.info)
+        revoke_old_leases(sweep.folder, settings.lease_s, LOG.info)
         _describe_plan(plan)
-        with Coordinator(sweep, settings, loaded, _list_gpus()) as coordinator:
+        with Coordinator(sweep, settings, loaded, list_gpus()) as coordinator:
             prediction, start_s = None, 0.0
             if not journal.state.trials:
                 prediction, start_s = _predict(sweep, settings, loaded, plan, coordinator)
@@ -319,12 +325,20 @@ def _predict(
         )
         for one, assignment in zip(costs, assignments, strict=False)
     ]
-    predict = choose_feeding if can_be_fed(loaded.recipe) else predict_sweep
-    prediction = predict(
-        plan, shapes, slots=settings.slots, together=settings.together, seeds=settings.seeds, start_s=start_s
-    )
+    # Slots of several machines are not fed. Those that may join later are not known.
+    slots = max(coordinator.slots, _count_all_slots(settings))
+    predict = choose_feeding if can_be_fed(loaded.recipe) and slots == settings.slots else predict_sweep
+    prediction = predict(plan, shapes, slots=slots, together=settings.together, seeds=settings.seeds, start_s=start_s)
+    if slots > settings.slots:
+        LOG.info(f"The prediction is for {pluralise(slots, 'slot')} of equal speed.")
     LOG.info(f"Predicted: {describe_prediction(prediction)}.")
     return prediction, start_s
+
+
+def _count_all_slots(settings: SweepRecipe) -> int:
+    """Returns the number of slots here and on the machines of `hosts`."""
+    hosts = () if settings.hosts is None else parse_hosts(None, settings.hosts)
+    return settings.slots + sum(host.procs for host in hosts if not host.is_local)
 
 
 def _count_checkpoints(assignment: Assignment) -> float:

@@ -64,12 +64,23 @@ class SweepRecipe(RecipePart):
     """Most trials."""
     seed: int = 0
     """Seed of the trials' values. Not that of the trainings, which the recipe has."""
-    slots: int = Field(default=1, ge=1)
-    """Processes that train at once."""
+    slots: int = Field(default=1, ge=0)
+    """Processes that train at once on the coordinator's machine; 0: none, others join."""
+    hosts: str | None = None
+    """Other machines with their numbers of processes, such as a:4,b:4."""
+    joinable: bool = False
+    """Workers on other machines can join."""
+    lease_s: float = Field(default=30.0, ge=0.5)
+    """Silence after which a worker on another machine is lost."""
     together: int = Field(default=16, ge=1)
     """Most trials that take turns in one process."""
     seeds: int = Field(default=3, ge=0)
     """Trainings of the winner with new seeds."""
+
+    @property
+    def is_shared(self) -> bool:
+        """True if other machines take part."""
+        return self.joinable or self.hosts is not None or not self.slots
 
 
 @final
