@@ -15,6 +15,7 @@ from typing import Any, final
 
 from headway.core.errors import HeadwayError, RecipeError, UserCodeError
 from headway.core.recipe import LoadedRecipe
+from headway.core.run_folder import RunFolder
 from headway.setup.recipe import TrainRecipe
 from headway.setup.shared_inputs import describe_shared_values
 from headway.sweep.cohort import Assignment, Outcome
@@ -33,11 +34,12 @@ from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
 from headway.sweep.trials import build_assignment, find_step
 from headway.sweep.worker import decode_outcome
 from headway.training.fork import fork_run
+from headway.training.run_steps import open_checkpoints
 
 LOG = logging.getLogger("headway.sweep")
 
 MOST_CRASHES = 3
-"""Trials that crash one after another, and lives of a process that a trial may end, until the sweep gives up."""
+"""Trials that crash one after another, and processes that die with a trial at one place, until the sweep gives up."""
 
 
 @final
@@ -98,6 +100,8 @@ class Coordinator:
         self._left_core_s = 0.0
         self._crashes: list[Result] = []
         self._deaths: Counter[int] = Counter()
+        # The newest checkpoint of each trial at its last death.
+        self._places: dict[int, str | None] = {}
         self._assignments: dict[tuple[int, int], Assignment] = {}
         self._whole: dict[int, Assignment] = {}
         self._keys: dict[int, str] = {}
@@ -197,8 +201,8 @@ class Coordinator:
 
     @property
     def slots(self) -> int:
-        """Number of slots here and of workers that have joined."""
-        return len(self._slots)
+        """Number of slots here and on other machines, as far as they are known."""
+        return max(len(self._slots), self._settings.slots + self._machines.slots)
 
     def _next_event(self) -> Event:
         """Waits for an event of a slot; a worker that joins becomes one. Raises HeadwayError: no machine is left."""
@@ -413,10 +417,15 @@ class Coordinator:
 
     def _bury(self, slot: Slot) -> int:
         """Counts the death of a slot's process for each trial that it trained; returns its exit status."""
-        lost, status = list(slot.training), slot.take_status()
+        lost, status = list(slot.training.values()), slot.take_status()
         slot.training = {}
         self._feeders.leave(slot.number)
-        self._deaths.update(lost)
+        for one in lost:
+            # Only deaths at one place are the trial's fault: a long one may lose several machines on its way.
+            paths = open_checkpoints(RunFolder(one.folder), one.loaded).paths()
+            if (place := paths[0].name if paths else None) != self._places.get(one.trial):
+                self._deaths[one.trial], self._places[one.trial] = 0, place
+            self._deaths[one.trial] += 1
         if lost:
             who = "A process of the sweep" if slot.host is None else f"A worker on {slot.host}"
             LOG.warning(f"{who} ended with status {status}; what it trained goes on, each alone.")

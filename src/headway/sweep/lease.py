@@ -20,6 +20,7 @@ look at the clock and its write. `checkpoint.folder`, which may be an object sto
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import shutil
@@ -29,6 +30,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import final
+
+from headway.core.errors import UsageError
+from headway.core.files import describe_os_error
 
 BEATS_PER_LEASE = 3
 """Heartbeats that a worker sends within a lease."""
@@ -87,6 +91,17 @@ class Lease:
             shutil.rmtree(self._folder, ignore_errors=True)
         else:
             _revoke(self._folder)
+
+
+def expect_links(sweep: Path) -> None:
+    """Raises UsageError if the file system of a sweep's folder has no symbolic links."""
+    link = sweep / f".link.{secrets.token_hex(8)}"
+    try:
+        link.symlink_to("leases")
+        link.unlink()
+    except OSError as error:
+        what = f"workers of other machines write through symbolic links, which fail here ({describe_os_error(error)})"
+        raise UsageError(what, where=str(sweep), fix="Name a folder on another file system with --out.") from None
 
 
 def return_lease(sweep: Path, name: str) -> None:
@@ -191,28 +206,28 @@ class LeaseHolder:
         self._send = send
         self._until_s = read_clock() + self._patience_s
         self._sent: dict[int, float] = {}
-        self._number = 0
-        threading.Thread(target=self._run, name="headway-lease", daemon=True).start()
+        # Two threads: a heartbeat may have to wait, if this machine's own program that passes it on is stopped.
+        for run in (self._watch, self._beat):
+            threading.Thread(target=run, name="headway-lease", daemon=True).start()
 
     def renew(self, number: int) -> None:
         """Takes the answer to a heartbeat."""
         if (sent_s := self._sent.pop(number, None)) is not None:
             self._until_s = max(self._until_s, sent_s + self._patience_s)
 
-    def _run(self) -> None:
-        next_s = read_clock()
-        while True:
-            if (now := read_clock()) >= self._until_s:
-                # Not an exception: whatever this process does, it must not write any more.
-                os.write(2, b"The coordinator has not answered for too long: this worker ends.\n")
-                os._exit(EXPIRED_STATUS)
-            if now >= next_s:
-                next_s = now + self._interval_s
-                self._number += 1
-                self._sent[self._number] = now
-                self._send(self._number)
+    def _watch(self) -> None:
+        while (left_s := self._until_s - read_clock()) > 0:
             # Not longer: `sleep` does not count while the machine is suspended.
-            time.sleep(min(0.5, max(0.0, min(next_s, self._until_s) - read_clock())))
+            time.sleep(min(0.5, left_s))
+        # Not an exception: whatever this process does, it must not write any more.
+        os.write(2, b"The coordinator has not answered for too long: this worker ends.\n")
+        os._exit(EXPIRED_STATUS)
+
+    def _beat(self) -> None:
+        for number in itertools.count():
+            self._sent[number] = read_clock()
+            self._send(number)
+            time.sleep(self._interval_s)
 
 
 def read_clock() -> float:

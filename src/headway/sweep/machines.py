@@ -56,6 +56,11 @@ class Machines:
         if self._reception is not None:
             self._reception.expect_own()
 
+    @property
+    def slots(self) -> int:
+        """Slots of the machines of `--hosts` that have not left; those that join by themselves are not known."""
+        return 0 if self._hosts is None else self._hosts.slots
+
     def note(self, event: Event) -> None:
         """Notes an event that is of no slot."""
         assert event.message is not None
@@ -72,10 +77,10 @@ class Machines:
     def expect_some(self, slots: Sequence[Slot]) -> None:
         """Raises HeadwayError if nobody is left to train, and no machine of `--hosts` will come back."""
         if self._reasons and not slots:
-            what = f"no machine is left to train on. {self._reasons}"
+            what = f"no machine is left to train on.\n{self._reasons}"
             resume = f"headway sweep --resume {shlex.quote(str(self._sweep.folder))}"
             fix = f"Mend the cause, or change hosts in {self._sweep.settings_path}. Then continue: {resume}"
-            raise HeadwayError(what.rstrip() + "\n", fix=fix)
+            raise HeadwayError(f"{what}\n", fix=fix)
 
     def stop(self, *, is_over: bool) -> None:
         """Asks all workers to save their trials and leave."""

@@ -21,7 +21,7 @@ from headway.core.printable import escape_controls
 from headway.core.rendezvous import new_secret
 from headway.core.untrusted_json import parse_object
 from headway.sweep.coordinator_address import PURPOSE, CoordinatorAddress, expect_no_coordinator, read_address
-from headway.sweep.lease import EXPIRED_STATUS, Lease
+from headway.sweep.lease import EXPIRED_STATUS, Lease, expect_links
 from headway.sweep.slots import Event
 
 LOG = logging.getLogger("headway.sweep")
@@ -89,13 +89,14 @@ class Reception:
         numbers: numbers for slots.
 
     Raises:
-        UsageError: another coordinator runs this sweep.
+        UsageError: another coordinator runs this sweep, or its file system has no symbolic links.
     """
 
     def __init__(
         self, folder: Path, address: str, lease_s: float, events: SimpleQueue[Event], numbers: Iterator[int]
     ) -> None:
         expect_no_coordinator(folder)
+        expect_links(folder)
         self._folder, self._lease_s, self._events, self._numbers = folder, lease_s, events, numbers
         self._guests: dict[ChannelPeer, _Guest] = {}
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()

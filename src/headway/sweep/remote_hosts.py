@@ -44,7 +44,7 @@ class RemoteHosts:
         self._starts = dict.fromkeys(self._hosts, 0)
         self._joined = set[str]()
         self._tails = {name: deque[str](maxlen=TAIL_LINES) for name in self._hosts}
-        self._reasons: list[str] = []
+        self._reasons: dict[str, str] = {}
         shell = os.environ.get("HEADWAY_RSH") or DEFAULT_REMOTE_SHELL
         self._shells = {
             name: RemoteWorkers(name, self._note_output, self._note_end, timeout_s=lease_s, remote_shell=shell)
@@ -56,6 +56,11 @@ class RemoteHosts:
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._start_all, self._beat)]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def slots(self) -> int:
+        """Slots of all machines that have not left."""
+        return sum(host.procs for name, host in self._hosts.items() if name not in self._reasons)
 
     def note_join(self, host: str) -> None:
         """Notes that a worker of a machine is ready: if its program ends, it is started again."""
@@ -92,19 +97,22 @@ class RemoteHosts:
     def _note_end(self, name: str, status: int, reason: str) -> None:
         if self._closing.is_set():
             return
-        how = escape_controls(reason) if reason else f"its program ended with status {status}"
-        if status == 0:
+        if reason:
+            how = reason[0].upper() + escape_controls(reason[1:]).rstrip(".")
+        elif status == 0:
             # Somebody has ended it in an orderly way, or the sweep is over.
-            how = "its program has left the sweep"
-        elif name in self._joined and self._starts[name] < MOST_STARTS:
-            LOG.warning(f"Host {name}: {how}. It is started again.")
+            how = f"Host {name} has left the sweep"
+        else:
+            how = f"Host {name}: its program ended with status {status}"
+        if status != 0 and name in self._joined and self._starts[name] < MOST_STARTS:
+            LOG.warning(f"{how}. It is started again.")
             self._waiting.put(name)
             return
-        said = [] if reason else [f"  {escape_controls(line)}" for line in self._tails[name]]
-        text = "\n".join([f"Host {name}: {how}" + (", after these messages:" if said else "."), *said])
+        said = [] if reason or status == 0 else [f"  {escape_controls(line)}" for line in self._tails[name]]
+        text = "\n".join([how + (", after these messages:" if said else "."), *said])
         with self._lock:
-            self._reasons.append(text)
+            self._reasons[name] = text
             is_last = len(self._reasons) == len(self._hosts)
-        LOG.warning(f"{text}\nThe sweep goes on without it.")
+        LOG.warning(text if is_last else f"{text}\nThe sweep goes on without it.")
         if is_last:
-            self._events.put(Event(-1, {"no_hosts": "\n".join(self._reasons)}))
+            self._events.put(Event(-1, {"no_hosts": "\n".join(self._reasons.values())}))

@@ -326,19 +326,13 @@ def _predict(
         for one, assignment in zip(costs, assignments, strict=False)
     ]
     # Slots of several machines are not fed. Those that may join later are not known.
-    slots = max(coordinator.slots, _count_all_slots(settings))
+    slots = coordinator.slots
     predict = choose_feeding if can_be_fed(loaded.recipe) and slots == settings.slots else predict_sweep
     prediction = predict(plan, shapes, slots=slots, together=settings.together, seeds=settings.seeds, start_s=start_s)
     if slots > settings.slots:
         LOG.info(f"The prediction is for {pluralise(slots, 'slot')} of equal speed.")
     LOG.info(f"Predicted: {describe_prediction(prediction)}.")
     return prediction, start_s
-
-
-def _count_all_slots(settings: SweepRecipe) -> int:
-    """Returns the number of slots here and on the machines of `hosts`."""
-    hosts = () if settings.hosts is None else parse_hosts(None, settings.hosts)
-    return settings.slots + sum(host.procs for host in hosts if not host.is_local)
 
 
 def _count_checkpoints(assignment: Assignment) -> float:

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, final
@@ -169,7 +169,9 @@ class SweepFolder:
         """Tells coordinators, for the duration of the block, that a process trains trials of this sweep."""
         handle = os.open(self.folder / ".workers", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH)
+            # A file system without locks.
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_SH)
             yield
         finally:
             os.close(handle)
@@ -191,6 +193,8 @@ class SweepFolder:
                     if not told:
                         say("Waiting for processes of this sweep that still save their trials.")
                         told = True
+                except OSError:
+                    return
                 if time.monotonic() - began > WORKERS_END_S:
                     fix = "End them, and try again."
                     raise UsageError("processes of this sweep still train", where=str(self.folder), fix=fix)
