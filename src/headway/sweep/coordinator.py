@@ -24,6 +24,7 @@ from headway.sweep.feed import Ticket
 from headway.sweep.feeders import Feeders, can_be_fed
 from headway.sweep.halving import decide, is_over
 from headway.sweep.journal import Journal
+from headway.sweep.lease import EXPIRED_STATUS
 from headway.sweep.machines import Machines
 from headway.sweep.population import perturb_values
 from headway.sweep.records import Forked, Result, Stopped, Values, build_result
@@ -426,7 +427,8 @@ class Coordinator:
             if (place := paths[0].name if paths else None) != self._places.get(one.trial):
                 self._deaths[one.trial], self._places[one.trial] = 0, place
             self._deaths[one.trial] += 1
-        if lost:
+        # The reception has said so if a lease ended.
+        if lost and status != EXPIRED_STATUS:
             who = "A process of the sweep" if slot.host is None else f"A worker on {slot.host}"
             LOG.warning(f"{who} ended with status {status}; what it trained goes on, each alone.")
         if slot.host is not None:

@@ -118,15 +118,17 @@ class _Seat:
 
     def _judge(self, visit: _Visit) -> None:
         """Counts workers that died by themselves. Raises HeadwayError if this machine cannot train."""
-        if visit.status in (None, 0, EXPIRED_STATUS) or visit.was_closed:
+        if visit.status is None or visit.status in (0, EXPIRED_STATUS) or visit.was_closed:
             return
         self._deaths = 1 if visit.has_trained else self._deaths + 1
-        if visit.was_ready and self._deaths < MOST_DEATHS:
+        # An error before it was ready would come again; a signal may not.
+        has_refused = not visit.was_ready and visit.status > 0
+        if not has_refused and self._deaths < MOST_DEATHS:
             LOG.warning(f"A worker ended with status {visit.status}; another one takes its place.")
             return
-        when = "before it was ready" if not visit.was_ready else f", as {MOST_DEATHS} did one after another"
-        what = f"a worker ended with status {visit.status} {when}, after these last messages:\n{visit.read_tail()}"
-        raise HeadwayError(what.replace(" ,", ","), where=str(visit.log))
+        what = f"a worker ended with status {visit.status}"
+        what += " before it was ready" if has_refused else f", as {MOST_DEATHS} did one after another"
+        raise HeadwayError(f"{what}, after these last messages:\n{visit.read_tail()}", where=str(visit.log))
 
     def _meet(self) -> tuple[CoordinatorAddress, socket.socket, Channel] | None:
         """Waits for a coordinator, and connects to it. Returns None if the sweep has ended or this program is stopped.
