@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
@@ -48,16 +48,21 @@ class Machines:
             send(list_tree(process), signal.SIGKILL)
             process.wait()
 
-    def start(self, *arguments: str | Path, **environment: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, before: Sequence[str] = (), **environment: str) -> subprocess.Popen[bytes]:
+        """Starts Headway; `before` is a command that starts it elsewhere."""
         log = self._folder / f"{len(self._logs)}-{secrets.token_hex(4)}.said"
         with log.open("wb") as said:
             process = subprocess.Popen(
-                command(*arguments), cwd=self._folder, env={**os.environ, **environment}, stdout=said, stderr=said
+                [*before, *command(*arguments)],
+                cwd=self._folder,
+                env={**os.environ, **environment},
+                stdout=said,
+                stderr=said,
             )
         self._logs[process] = log
         return process
 
-    def sweep(self, name: str, *more: str, **environment: str) -> subprocess.Popen[bytes]:
+    def sweep(self, name: str, *more: str, **environment: Any) -> subprocess.Popen[bytes]:
         """Begins a sweep, or continues it if it is there."""
         if (self._folder / name / "sweep.yaml").exists():
             return self.start("sweep", "--resume", name, **environment)
@@ -66,8 +71,8 @@ class Machines:
         given = ("sweep", "recipe.yaml", "--space", "space.yaml", *OPTIONS, "--out", name, *more)
         return self.start(*given, **environment)
 
-    def join(self, name: str, *more: str) -> subprocess.Popen[bytes]:
-        return self.start("sweep", "--join", name, "--slots", "1", *more)
+    def join(self, name: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        return self.start("sweep", "--join", name, "--slots", "1", before=before)
 
     def read(self, process: subprocess.Popen[bytes]) -> str:
         return self._logs[process].read_text()

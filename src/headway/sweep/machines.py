@@ -6,12 +6,14 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 from typing import final
 
+import psutil
+
 from headway.core.errors import CommunicationError, HeadwayError
-from headway.core.hosts import ANYWHERE, find_own_address
+from headway.core.hosts import ANYWHERE, find_interface_address, find_own_address, is_loopback_name
 from headway.core.launcher_environment import LOOPBACK
 from headway.launch.hosts import find_launcher_address, parse_hosts
 from headway.sweep.reception import Reception
@@ -96,12 +98,17 @@ class Machines:
 
 
 def _find_any_address() -> str:
-    """Returns the address of this machine's default route; without a network, the loopback."""
+    """Returns the address by which most machines reach this one; without a network, the loopback."""
     if address := os.environ.get("HEADWAY_ADDRESS"):
         return address
     for target in ANYWHERE:
-        try:
+        with suppress(CommunicationError):
             return find_own_address(target)
-        except CommunicationError:
-            continue
+    # A cluster may have no way out.
+    states = psutil.net_if_stats()
+    for name in psutil.net_if_addrs():
+        with suppress(CommunicationError):
+            address = find_interface_address(name)
+            if name in states and states[name].isup and not is_loopback_name(address):
+                return address
     return LOOPBACK
