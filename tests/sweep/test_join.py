@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests._support import headway
+from tests._support import headway, refused
 from tests.sweep._machines import (
     OPTIONS,
     Machines,
@@ -117,3 +117,26 @@ def test_hosts_are_started_by_the_remote_shell_and_again_after_a_kill(folder: Pa
     assert "python: not found" in said
     assert said.count("A worker on a has joined.") == 2
     expect_no_double_writes(folder / "hosts")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--join", "s", "--resume", "s"), "--join needs the folder of a sweep"),
+        (("--hosts", "a:1", "--slots", "2"), "--hosts says how many processes each machine runs"),
+        (("--hosts", "a"), "not of the form HOST:NUMBER"),
+        (("--hosts", "no-such-host.invalid:1"), "no-such-host.invalid is not known here"),
+        (("--lr", "--hosts", "a:1"), "--lr trains on this machine alone"),
+        (("--resume", "s", "--hosts", "a:1"), "cannot be combined with --resume"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_before_there_is_a_folder(
+    folder: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    options = (
+        ()
+        if {"--join", "--resume", "--lr"} & {*arguments}
+        else (folder / "recipe.yaml", "--space", folder / "space.yaml", "--budget", "2", "--out", folder / "none")
+    )
+    assert said in refused("sweep", *options, *arguments, status=2)
+    assert not (folder / "none").exists()

@@ -97,6 +97,17 @@ class Machines:
             self._hosts.close()
 
 
+def count_own_slots(hosts: str) -> int:
+    """Returns the number of processes that `--hosts` wants on this machine.
+
+    Raises:
+        UsageError: it is no list of hosts, or a host is not known here.
+    """
+    parsed = parse_hosts(None, hosts)
+    find_launcher_address(parsed)
+    return sum(host.procs for host in parsed if host.is_local)
+
+
 def _find_any_address() -> str:
     """Returns the address by which most machines reach this one; without a network, the loopback."""
     if address := os.environ.get("HEADWAY_ADDRESS"):

@@ -25,7 +25,6 @@ from headway.core.run_folder import RunFolder
 from headway.core.signals import handle_signals
 from headway.core.statistics import compute_interval
 from headway.core.text_format import pluralise
-from headway.launch.hosts import parse_hosts
 from headway.optim.batch_scaling import require_number
 from headway.setup.rates import resolve_rates
 from headway.setup.recipe import TrainRecipe
@@ -36,6 +35,7 @@ from headway.sweep.display import SweepDisplay
 from headway.sweep.feeders import can_be_fed
 from headway.sweep.journal import open_journal
 from headway.sweep.lease import revoke_old_leases
+from headway.sweep.machines import count_own_slots
 from headway.sweep.page import write_page
 from headway.sweep.prediction import SweepPrediction, TrialShape, choose_feeding, predict_sweep
 from headway.sweep.slots import list_gpus
@@ -236,7 +236,7 @@ def _count_slots(options: SweepOptions) -> int:
     if options.slots is not None:
         return options.slots
     if options.hosts is not None:
-        return sum(host.procs for host in parse_hosts(None, options.hosts) if host.is_local)
+        return count_own_slots(options.hosts)
     return len(list_gpus()) or count_usable_cores()
 
 
