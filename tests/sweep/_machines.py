@@ -50,14 +50,14 @@ class Machines:
 
     def start(self, *arguments: str, before: Sequence[str] = (), **environment: str) -> subprocess.Popen[bytes]:
         """Starts Headway; `before` is a command that starts it elsewhere."""
+        return self.run([*before, *command(*arguments)], **environment)
+
+    def run(self, argv: Sequence[str], **environment: str) -> subprocess.Popen[bytes]:
+        """Starts a program in the folder; what it says goes to a file."""
         log = self._folder / f"{len(self._logs)}-{secrets.token_hex(4)}.said"
         with log.open("wb") as said:
             process = subprocess.Popen(
-                [*before, *command(*arguments)],
-                cwd=self._folder,
-                env={**os.environ, **environment},
-                stdout=said,
-                stderr=said,
+                argv, cwd=self._folder, env={**os.environ, **environment}, stdout=said, stderr=said
             )
         self._logs[process] = log
         return process
