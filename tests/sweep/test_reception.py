@@ -19,7 +19,7 @@ import pytest
 from headway import __version__
 from headway.core.channel import connect
 from headway.core.errors import CommunicationError, HeadwayError, UsageError
-from headway.sweep.coordinator_address import PURPOSE, CoordinatorAddress, read_address
+from headway.sweep.coordinator_address import PURPOSE, CoordinatorAddress, expect_no_coordinator, read_address
 from headway.sweep.join import join_sweep
 from headway.sweep.lease import EXPIRED_STATUS, return_lease
 from headway.sweep.reception import Reception, RemoteWorker
@@ -179,7 +179,7 @@ def test_a_stranger_is_refused_and_the_secret_is_for_this_user_alone(tmp_path: P
 def test_one_coordinator_at_a_time_even_without_locks(tmp_path: Path, events: SimpleQueue[Event]) -> None:
     with closing(Reception(tmp_path, "127.0.0.1", LEASE_S, events, itertools.count())) as first:
         with pytest.raises(UsageError, match="another process runs this sweep on"):
-            Reception(tmp_path, "127.0.0.1", LEASE_S, events, itertools.count())
+            expect_no_coordinator(tmp_path)
         first.expect_own()
         # Another one that did not reach this one: a network is cut between them.
         other = CoordinatorAddress("elsewhere", "127.0.0.1", 1, "0" * 64)
@@ -189,6 +189,7 @@ def test_one_coordinator_at_a_time_even_without_locks(tmp_path: Path, events: Si
     # The file of the other one stays.
     assert read_address(tmp_path) == other
     # Nobody answers there.
+    expect_no_coordinator(tmp_path)
     with closing(Reception(tmp_path, "127.0.0.1", LEASE_S, events, itertools.count())):
         pass
     assert read_address(tmp_path) is None

@@ -176,7 +176,9 @@ class Coordinator:
         """
         while not self._slots:
             self._take(self._next_event())
-        slot, found, start_s = self._slots[0], list[TrialCosts](), 0.0
+        slot, found = self._slots[0], list[TrialCosts]()
+        # A worker that has joined is ready, and has said what its start took.
+        start_s = slot.core_s
         for assignment in assignments:
             slot.measure(assignment)
             while not slot.is_idle:
@@ -185,11 +187,9 @@ class Coordinator:
                     self._bury(other)
                     if other is slot:
                         return start_s, found
-                    continue
-                if other is not slot:
-                    continue
-                start_s = message["core_s"] if "ready" in message else start_s
-                if "costs" in message:
+                elif other is slot and "ready" in message:
+                    start_s = message["core_s"]
+                elif other is slot and "costs" in message:
                     slot.is_idle = True
                     if message["costs"] is not None:
                         found.append(TrialCosts(**message["costs"]))

@@ -20,7 +20,7 @@ from headway.core.hosts import choose_listening_address
 from headway.core.printable import escape_controls
 from headway.core.rendezvous import new_secret
 from headway.core.untrusted_json import parse_object
-from headway.sweep.coordinator_address import PURPOSE, CoordinatorAddress, expect_no_coordinator, read_address
+from headway.sweep.coordinator_address import PURPOSE, CoordinatorAddress, read_address
 from headway.sweep.lease import EXPIRED_STATUS, Lease, expect_links
 from headway.sweep.slots import Event
 
@@ -79,7 +79,7 @@ class RemoteWorker:
 
 @final
 class Reception:
-    """Lets workers on other machines join a sweep, until it is closed.
+    """Lets workers on other machines join a sweep, until it is closed. Call `expect_no_coordinator` first.
 
     Args:
         folder: folder of the sweep, which all machines see.
@@ -89,13 +89,12 @@ class Reception:
         numbers: numbers for slots.
 
     Raises:
-        UsageError: another coordinator runs this sweep, or its file system has no symbolic links.
+        UsageError: the file system of the sweep has no symbolic links.
     """
 
     def __init__(
         self, folder: Path, address: str, lease_s: float, events: SimpleQueue[Event], numbers: Iterator[int]
     ) -> None:
-        expect_no_coordinator(folder)
         expect_links(folder)
         self._folder, self._lease_s, self._events, self._numbers = folder, lease_s, events, numbers
         self._guests: dict[ChannelPeer, _Guest] = {}

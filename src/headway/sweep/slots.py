@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, final
 
 from headway.core.cpu_count import list_usable_cpus
+from headway.core.run_folder import RESUME_COMMAND
 from headway.sweep.child import Child
 from headway.sweep.cohort import Assignment
 from headway.sweep.feed import Ticket
@@ -168,7 +170,8 @@ def start_worker(
         log: name of its log.
         arguments: more of its command line.
     """
-    environment = {"OMP_NUM_THREADS": str(len(cpus))}
+    resume = f"headway sweep --resume {shlex.quote(str(folder))}"
+    environment = {"OMP_NUM_THREADS": str(len(cpus)), RESUME_COMMAND: resume}
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     path = folder / "logs" / f"{log}.log"

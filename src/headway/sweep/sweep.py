@@ -31,6 +31,7 @@ from headway.setup.recipe import TrainRecipe
 from headway.sweep.budget import Method, Plan, plan_brackets
 from headway.sweep.cohort import Assignment
 from headway.sweep.coordinator import Coordinator
+from headway.sweep.coordinator_address import expect_no_coordinator
 from headway.sweep.display import SweepDisplay
 from headway.sweep.feeders import can_be_fed
 from headway.sweep.journal import open_journal
@@ -264,6 +265,8 @@ def _run_trials(sweep: SweepFolder) -> SweepResult:
     settings, loaded = sweep.read_settings()
     plan = build_plan(settings)
     with open_journal(sweep.folder, plan, is_shared=settings.is_shared) as journal:
+        # Before the leases of its workers are ended.
+        expect_no_coordinator(sweep.folder)
         sweep.wait_for_workers(LOG.info)
         revoke_old_leases(sweep.folder, settings.lease_s, LOG.info)
         _describe_plan(plan)
