@@ -8,7 +8,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, final
@@ -65,14 +65,25 @@ class SweepRecipe(RecipePart):
     """Most trials."""
     seed: int
     """Seed of the trials' values. Not that of the trainings, which the recipe has."""
-    slots: int = Field(ge=1)
-    """Processes that train at once."""
+    slots: int = Field(ge=0)
+    """Processes that train at once on the coordinator's machine; 0: none, others join."""
+    hosts: str | None
+    """Other machines with their numbers of processes, such as a:4,b:4."""
+    joinable: bool
+    """Workers on other machines can join."""
+    lease_s: float = Field(ge=0.5)
+    """Silence after which a worker on another machine is lost."""
     together: int = Field(ge=1)
     """Most trials that take turns in one process."""
     seeds: int = Field(ge=0)
     """Trainings of the winner with new seeds."""
     measures: bool
     """Measure costs before the first trial."""
+
+    @property
+    def is_shared(self) -> bool:
+        """True if other machines take part."""
+        return self.joinable or self.hosts is not None or not self.slots
 
 
 @final
@@ -160,7 +171,9 @@ class SweepFolder:
         """Tells coordinators, for the duration of the block, that a process trains trials of this sweep."""
         handle = os.open(self.folder / ".workers", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH)
+            # A file system without locks.
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_SH)
             yield
         finally:
             os.close(handle)
@@ -182,6 +195,8 @@ class SweepFolder:
                     if not told:
                         say("Waiting for processes of this sweep that still save their trials.")
                         told = True
+                except OSError:
+                    return
                 if time.monotonic() - began > WORKERS_END_S:
                     fix = "End them, and try again."
                     raise UsageError("processes of this sweep still train", where=str(self.folder), fix=fix)
