@@ -19,7 +19,7 @@ from headway.core.system_errors import FULL
 from headway.setup.recipe import TrainRecipe
 from headway.setup.seeding import GeneratorStates
 from headway.setup.shared_inputs import SharedInputs, Source, describe_shared_values
-from headway.sweep.fuse import Fusing
+from headway.sweep.fuse import FusedTrials, Fusing
 from headway.training.actions import Action
 from headway.training.progress import hide_progress
 from headway.training.run_steps import RunSteps, continue_run, start_run
@@ -212,14 +212,13 @@ class Cohorts:
     def _train_together(self, members: list[_Member]) -> Iterator[Outcome]:
         """Trains members that are at one step, step by step in turn."""
         with ExitStack() as stack:
-            leave: Callable[[int], None] = lambda trial: None
+            fused = None
             if self.fusing is not None:
                 trainers = {one.trial: (one.trainer, one.until) for one in members if one.trainer is not None}
                 fused = stack.enter_context(closing(self.fusing.begin(trainers)))
-                leave = fused.leave
-            yield from self._take_turns(members, leave)
+            yield from self._take_turns(members, fused)
 
-    def _take_turns(self, members: list[_Member], leave: Callable[[int], None]) -> Iterator[Outcome]:
+    def _take_turns(self, members: list[_Member], fused: FusedTrials | None) -> Iterator[Outcome]:
         steps = 0
         while members:
             stopping = self._stopping()
@@ -234,12 +233,14 @@ class Cohorts:
                         member.pause()
                 except Exception as error:
                     members.remove(member)
-                    leave(member.trial)
+                    if fused is not None:
+                        fused.leave(member.trial)
                     yield self._drop(member, _explain(member.trial, member.step, error))
                     continue
                 if member.trainer is None or member.step >= member.until:
                     members.remove(member)
-                    leave(member.trial)
+                    if fused is not None:
+                        fused.leave(member.trial)
                     outcome = self._describe(member, stopping)
                     yield outcome if member.trainer is not None else self._drop(member, outcome)
             if time.monotonic() - self._told > 0.3:

@@ -23,7 +23,7 @@ from headway.sweep.feeders import Feeders, can_be_fed
 from headway.sweep.halving import decide, is_over
 from headway.sweep.journal import Journal
 from headway.sweep.population import perturb_values
-from headway.sweep.records import Forked, Result, Stopped, Values, build_result
+from headway.sweep.records import Forked, Fused, Result, Stopped, Values, build_result
 from headway.sweep.slots import Event, Slot, share_machine
 from headway.sweep.space import RANDOM_TRIALS, Space
 from headway.sweep.state import State, Task, list_tasks
@@ -320,6 +320,11 @@ class Coordinator:
             self._handle_death(slot, journal)
         elif "outcome" in message:
             self._handle_outcome(slot, decode_outcome(message["outcome"]), journal)
+        elif "fused" in message:
+            fused = message["fused"]
+            journal.append(Fused(**fused | {"trials": tuple(fused["trials"])}))
+            if message["says"]:
+                LOG.info(message["says"])
         elif "idle" in message:
             slot.is_idle = True
             self._feeders.leave(slot.number)

@@ -38,7 +38,7 @@ from headway.sweep.prediction import SweepPrediction, TrialShape, choose_feeding
 from headway.sweep.space import Space, read_space
 from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.state import State, list_scores, rank_trials
-from headway.sweep.sweep_folder import SweepFolder, SweepRecipe, write_found_recipe
+from headway.sweep.sweep_folder import FuseMode, SweepFolder, SweepRecipe, write_found_recipe
 from headway.sweep.sweep_summary import summarise_sweep
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import build_assignment, count_steps, probe_recipe
@@ -72,6 +72,7 @@ class SweepOptions:
         slots: processes that train at once; None: one for each GPU, else one for each core.
         together: most trials that take turns in one process.
         seeds: trainings of the winner with new seeds.
+        fuse: `auto`: trials take forward and backward together, where a measurement says that it pays.
     """
 
     budget: Fraction
@@ -83,6 +84,7 @@ class SweepOptions:
     slots: int | None = None
     together: int = 16
     seeds: int = 3
+    fuse: FuseMode = "off"
 
 
 @final

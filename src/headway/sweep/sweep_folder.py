@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, Literal, final
 
 import yaml
 from pydantic import BeforeValidator, Field, PlainSerializer
@@ -35,6 +35,8 @@ def _read_fraction(value: Any) -> Fraction:
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"{value!r} is not a number. Write for example 8, or 1/27") from None
 
+
+FuseMode = Literal["off", "auto"]
 
 AnyFraction = Annotated[Fraction, BeforeValidator(_read_fraction), PlainSerializer(str, return_type=str)]
 
@@ -70,6 +72,8 @@ class SweepRecipe(RecipePart):
     """Most trials that take turns in one process."""
     seeds: int = Field(default=3, ge=0)
     """Trainings of the winner with new seeds."""
+    fuse: FuseMode = "off"
+    """Trials of one process take forward and backward together: `auto`, where a measurement says that it pays."""
 
 
 @final

@@ -23,6 +23,9 @@ from headway.sweep.child import answer, take_output
 from headway.sweep.cohort import Assignment, Cohorts, Outcome
 from headway.sweep.costs import measure_costs
 from headway.sweep.feed import Ticket
+from headway.sweep.fuse import Fusing
+from headway.sweep.fuse_choice import FuseChoice
+from headway.sweep.journal import read_journal
 from headway.sweep.sweep_folder import SweepFolder
 
 
@@ -39,6 +42,7 @@ class Worker:
         self._sweep, self._out = sweep, out
         self._commands: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._stopping = False
+        self._fuses = sweep.read_settings()[0].fuse == "auto"
 
     def run(self) -> None:
         """Answers commands until the input ends."""
@@ -54,10 +58,22 @@ class Worker:
                 if "measure" in command:
                     self._answer({"costs": self._measure(decode_assignment(command["measure"]))})
                     continue
+                cohorts.fusing = self._read_choices()
                 source = None if command["feed"] is None else Ticket(**command["feed"]).read
                 for outcome in cohorts.train([decode_assignment(one) for one in command["train"]], source):
                     self._answer({"outcome": vars(outcome), "core_s": time.process_time()})
                 self._answer({"idle": True, "core_s": time.process_time()})
+
+    def _read_choices(self) -> Fusing | None:
+        """Returns what chooses the trials to fuse, with the choices of the journal; None if none is to be fused."""
+        if not self._fuses:
+            return None
+        state = read_journal(self._sweep.folder)
+        chosen = {trial.number: trial.at_once for trial in state.trials if trial.at_once is not None}
+        return Fusing(chosen, state.gains, self._tell_choice)
+
+    def _tell_choice(self, choice: FuseChoice) -> None:
+        self._answer({"fused": vars(choice.to_record()), "says": choice.describe()})
 
     def _measure(self, assignment: Assignment) -> dict[str, Any] | None:
         """Returns what a trial costs; None if it fails, which its training will explain."""
