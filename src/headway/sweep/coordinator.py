@@ -97,6 +97,7 @@ class Coordinator:
         self._whole: dict[int, Assignment] = {}
         self._keys: dict[int, str] = {}
         self._feeders = Feeders(sweep.logs)
+        self._said = set[str]()
         self.feeds = False
         self.steps = 0
 
@@ -323,13 +324,20 @@ class Coordinator:
         elif "fused" in message:
             fused = message["fused"]
             journal.append(Fused(**fused | {"trials": tuple(fused["trials"])}))
-            if message["says"]:
-                LOG.info(message["says"])
+            self._say(message["says"])
+        elif "says" in message:
+            self._say(message["says"])
         elif "idle" in message:
             slot.is_idle = True
             self._feeders.leave(slot.number)
         else:
             self.steps += message.get("steps", 0)
+
+    def _say(self, text: str) -> None:
+        """Shows what a worker says; other workers may say the same."""
+        if text and text not in self._said:
+            self._said.add(text)
+            LOG.info(text)
 
     def _note(self, slot: Slot, outcome: Outcome) -> None:
         slot.training.pop(outcome.trial, None)

@@ -15,7 +15,7 @@ from typing import final
 from headway.data.batch import Batch
 from headway.sweep.fuse_choice import FuseChoice, describe_network, find_obstacle, measure_gain
 from headway.sweep.fused_activations import CannotFuseError
-from headway.sweep.fused_pass import Group, Member, split_members
+from headway.sweep.fused_pass import Group, Member
 from headway.training.trainer import Trainer
 
 LOG = logging.getLogger("headway.sweep")
@@ -26,18 +26,20 @@ class Fusing:
     """Chooses which trials of a process are fused.
 
     Args:
-        chosen: the number at once of trials whose choice is in the journal already.
+        chosen: the trials that take a pass together with each trial, in their places, if the journal has that already.
         measured: `at_once` and `gain` of earlier measurements, by `network`.
         tell: called with each new choice, before it counts.
+        explain: called with the reason why trials cannot be fused, once for each reason.
     """
 
     def __init__(
         self,
-        chosen: Mapping[int, int],
+        chosen: Mapping[int, tuple[int, ...]],
         measured: Mapping[str, tuple[int, float]],
         tell: Callable[[FuseChoice], None],
+        explain: Callable[[str], None] = LOG.info,
     ) -> None:
-        self.chosen, self.measured, self._tell = dict(chosen), dict(measured), tell
+        self.chosen, self.measured, self._tell, self._explain = chosen, dict(measured), tell, explain
         self._told: set[str] = set()
 
     def begin(self, trials: Mapping[int, tuple[Trainer, int]]) -> FusedTrials:
@@ -57,7 +59,7 @@ class Fusing:
         """Says why trials are not fused, once for each reason."""
         if reason not in self._told:
             self._told.add(reason)
-            LOG.info(f"Trials are not fused, because {reason}.")
+            self._explain(f"Trials are not fused, because {reason}.")
 
 
 @final
@@ -66,29 +68,24 @@ class FusedTrials:
 
     def __init__(self, fusing: Fusing, trials: Mapping[int, tuple[Trainer, int]]) -> None:
         self._fusing = fusing
-        self._undecided: list[Group] = []
         self._groups: dict[int, Group] = {}
-        by_name: dict[tuple[str, int | None], dict[int, Member]] = defaultdict(dict)
+        undecided: dict[str, dict[int, Member]] = defaultdict(dict)
+        together: dict[tuple[int, ...], dict[int, Member]] = defaultdict(dict)
         for trial, (trainer, until) in trials.items():
-            at_once = fusing.chosen.get(trial)
-            if at_once == 0:
+            places = fusing.chosen.get(trial)
+            if places == ():
                 continue
             if reason := find_obstacle(trainer):
                 fusing.explain(reason)
                 continue
-            by_name[describe_network(trainer), at_once][trial] = Member(trainer, until)
-        for (name, at_once), members in by_name.items():
-            if at_once is not None:
-                self._split(members, at_once)
-            elif len(members) > 1:
-                self._undecided.append(Group(members, name))
+            own = undecided[describe_network(trainer)] if places is None else together[places]
+            own[trial] = Member(trainer, until)
+        self._undecided = [Group(own, (*own,), name) for name, own in undecided.items() if len(own) > 1]
+        for places, own in together.items():
+            self._groups |= dict.fromkeys(own, Group(own, places))
         for trial, (trainer, _) in trials.items():
             if trial in self._groups or any(trial in group.members for group in self._undecided):
                 trainer.gradient_source = partial(self._compute, trial, trainer)
-
-    def _split(self, members: Mapping[int, Member], at_once: int) -> None:
-        for own in split_members(members, at_once):
-            self._groups |= dict.fromkeys(own, Group(own))
 
     def _compute(self, trial: int, trainer: Trainer, batch: Batch) -> None:
         """Computes the gradient of a trial's step, or takes it if another trial's turn has computed it."""
@@ -124,8 +121,9 @@ class FusedTrials:
             return
         self._fusing.note(choice)
         self._undecided.remove(group)
-        if choice.at_once:
-            self._split(members, choice.at_once)
+        record = choice.to_record()
+        for places in {record.find_places(one) for one in members}:
+            self._groups |= dict.fromkeys(places, Group({one: members[one] for one in places}, places))
         for one, member in group.members.items():
             if one not in self._groups:
                 member.trainer.gradient_source = None

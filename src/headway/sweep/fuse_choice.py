@@ -21,7 +21,7 @@ from headway.setup.prepare import prepare_batch
 from headway.setup.task import Classification, MultiLabel, Regression
 from headway.sweep.fused_activations import CannotFuseError
 from headway.sweep.fused_network import FusedNetwork
-from headway.sweep.fused_pass import Member, run_together, split_members
+from headway.sweep.fused_pass import Member, run_together
 from headway.sweep.records import Fused
 from headway.training.trainer import Trainer
 
@@ -96,7 +96,11 @@ def find_obstacle(trainer: Trainer) -> str:
 def describe_network(trainer: Trainer) -> str:
     """Returns a text that is equal for trials whose networks have the same code, and the same batch."""
     recipe = trainer.setup.recipe
-    same = {"model": recipe.model.model_dump(mode="json"), "channels_last": recipe.channels_last, "batch": recipe.batch}
+    same = {
+        "model": recipe.model.model_dump(mode="json", exclude={"ema"}),
+        "channels_last": recipe.channels_last,
+        "batch": recipe.batch,
+    }
     return hashlib.sha256(json.dumps(same, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -120,7 +124,9 @@ def measure_gain(trainers: Sequence[Trainer], batch: Batch) -> FuseChoice:
         at_once = len(members)
         if clock() - began > SHORT_PASS_S * len(members):
             at_once = min(at_once, FEW_AT_ONCE)
-        parts = split_members(members, at_once)
+        record = Fused(tuple(members), at_once, 0.0, "")
+        groups = sorted({record.find_places(number) for number in members})
+        parts = [{number: members[number] for number in group} for group in groups]
         networks = [FusedNetwork([one.trainer.setup.model for one in part.values()]) for part in parts]
         passes = [run_together(part, network, batch) for part, network in zip(parts, networks, strict=True)]
         _expect_alike(outputs, [one.outputs for found in passes for one in found.values()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -38,6 +38,7 @@ class Stack:
     """A tensor of each network, and all of them one after another; counters, which have no dimension, lie apart."""
 
     own: tuple[Tensor, ...]
+    places: Sequence[int]
     together: Tensor | None
 
     @property
@@ -47,8 +48,8 @@ class Stack:
         start, step = self.together.data_ptr(), self.own[0].numel() * self.own[0].element_size()
         is_trained = self.together.requires_grad
         return all(
-            one.data_ptr() == start + number * step and one.requires_grad == is_trained
-            for number, one in enumerate(self.own)
+            one.data_ptr() == start + place * step and one.requires_grad == is_trained
+            for place, one in zip(self.places, self.own, strict=True)
         )
 
 

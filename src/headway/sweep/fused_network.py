@@ -25,23 +25,25 @@ class FusedNetwork:
     evaluations of each network work as before. They stay so when this object is gone.
 
     Args:
-        networks: on a CPU, in training mode. A single one is computed beside a copy of itself: its numbers are then
-            those that it has among others.
+        networks: on a CPU, in training mode. None is an empty place, which costs as much as a network: the numbers of
+            the others are the same whether it is empty or not.
 
     Raises:
         CannotFuseError: the networks differ, or something in them is not known here.
     """
 
-    def __init__(self, networks: Sequence[nn.Module]) -> None:
-        first = _describe(networks[0])
-        if any(_describe(other) != first for other in networks[1:]):
+    def __init__(self, networks: Sequence[nn.Module | None]) -> None:
+        self._places = [place for place, network in enumerate(networks) if network is not None]
+        self._networks = [network for network in networks if network is not None]
+        self._count = len(networks)
+        first = _describe(self._networks[0])
+        if any(_describe(other) != first for other in self._networks[1:]):
             raise CannotFuseError("their networks differ")
-        if any(_has_hooks(module) for network in networks for module in network.modules()):
+        if any(_has_hooks(module) for network in self._networks for module in network.modules()):
             raise CannotFuseError("their networks have hooks")
-        self._networks, self._count = tuple(networks), max(2, len(networks))
-        parameters = [list(network.parameters()) for network in networks]
+        parameters = [list(network.parameters()) for network in self._networks]
         self._parameters = [self._stack(own) for own in zip(*parameters, strict=True)]
-        buffers = [list(network.buffers()) for network in networks]
+        buffers = [list(network.buffers()) for network in self._networks]
         self._buffers = [self._stack(own) for own in zip(*buffers, strict=True)]
         # The code of the first network names its own tensors.
         self._stacks = {id(stack.own[0]): stack for stack in (*self._parameters, *self._buffers)}
@@ -50,47 +52,56 @@ class FusedNetwork:
     def _stack(self, own: tuple[Tensor, ...]) -> Stack:
         first = own[0]
         if not first.ndim:
-            return Stack(own, None)
+            return Stack(own, self._places, None)
         rows, strides = first.shape[0], first.stride()
         if not first.is_floating_point() or strides[0] * rows != first.numel():
             raise CannotFuseError("their networks have weights of an unusual layout")
         shape = (self._count * rows, *first.shape[1:])
         # The strides of each part are those that it had: the states of the optimizer have them too.
         together = torch.empty_strided(shape, strides, dtype=first.dtype, device=first.device)
-        for number in range(self._count):
-            tensor, view = own[min(number, len(own) - 1)], together.narrow(0, number * rows, rows)
-            view.copy_(tensor.detach())
-            if number < len(own):
-                tensor.data = view
-        return Stack(own, together.requires_grad_(first.requires_grad))
+        by_place = dict(zip(self._places, own, strict=True))
+        for place in range(self._count):
+            view = together.narrow(0, place * rows, rows)
+            view.copy_(by_place.get(place, first).detach())
+            if place in by_place:
+                by_place[place].data = view
+        return Stack(own, self._places, together.requires_grad_(first.requires_grad))
 
     @property
     def is_linked(self) -> bool:
         """True while the networks' tensors are still views of the stacked ones, with the same layers frozen."""
         return all(stack.is_linked for stack in (*self._parameters, *self._buffers))
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Returns the outputs of all networks for one batch, [networks, n, outputs].
+    def __call__(self, images: Tensor) -> list[Tensor]:
+        """Returns the outputs of each network for one batch, [n, outputs].
 
         Raises:
             CannotFuseError: the networks use something that is not known here.
         """
         run = Run(self._stacks, self._count, self._plan, OPERATIONS)
-        with run:
-            found = self._networks[0](images)
+        try:
+            with run:
+                found = self._networks[0](images)
+        except (CannotFuseError, MemoryError):
+            raise
+        except Exception as error:
+            # The network's code meets something that is no tensor. An error of its own comes again when it runs alone.
+            what = f"their networks use activations in a way that is not known to fuse ({error})"
+            raise CannotFuseError(what) from error
         if not isinstance(found, Activations) or found.ndim != 2:
             raise CannotFuseError("their networks give something else than rows of outputs")
         self._plan.finish(run)
-        return found.to_members()[: len(self._networks)]
+        outputs = found.to_members().unbind()
+        return [outputs[place] for place in self._places]
 
     def take_gradients(self) -> list[list[Tensor | None]]:
         """Returns the gradients of each network, in the order of its parameters, and forgets them."""
         taken: list[list[Tensor | None]] = [[] for _ in self._networks]
         for stack in self._parameters:
             grad = None if stack.together is None else stack.together.grad
-            for number, gradients in enumerate(taken):
+            for place, gradients in zip(self._places, taken, strict=True):
                 rows = stack.own[0].shape[0]
-                gradients.append(None if grad is None else grad.narrow(0, number * rows, rows))
+                gradients.append(None if grad is None else grad.narrow(0, place * rows, rows))
             if stack.together is not None:
                 stack.together.grad = None
         return taken

@@ -159,6 +159,8 @@ def _combine(run: Run, func: Any, input: Any, other: Any, **kwargs: Any) -> Acti
         return run.build(operate(input.data, other), input.layout)
     if isinstance(other, Activations) and isinstance(input, numbers):
         return run.build(operate(input, other.data), other.layout)
+    if not all(isinstance(one, Activations) or id(one) not in run.stacks for one in (input, other)):
+        raise CannotFuseError("their networks compute with weights in an unusual way")
     if tuple(input.shape) != tuple(other.shape):
         raise CannotFuseError("their networks combine activations of different shapes")
     if isinstance(input, Activations) and isinstance(other, Activations) and input.layout == other.layout:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import final
 
 import torch
@@ -51,10 +50,19 @@ class Pass:
 
 @final
 class Group:
-    """Trials that take forward and backward together."""
+    """Trials that take forward and backward together.
 
-    def __init__(self, members: Mapping[int, Member], name: str = "") -> None:
-        self.members, self.name = dict(members), name
+    Each has its place in the stacked tensors, which stays empty when it has left, or was never here. So the sizes of
+    all operations, and with them the bits of each trial, depend on the places alone.
+
+    Args:
+        members: the trials that are here.
+        places: their numbers, and those of others of the same choice.
+        name: of the networks.
+    """
+
+    def __init__(self, members: Mapping[int, Member], places: Sequence[int], name: str = "") -> None:
+        self.members, self.name, self._places = dict(members), name, tuple(places)
         self._network: tuple[list[int], FusedNetwork] | None = None
         self._done: dict[int, Pass] = {}
 
@@ -90,15 +98,9 @@ class Group:
         """Returns the network of these members; it is built again when one of them has left."""
         trials = list(members)
         if self._network is None or self._network[0] != trials or not self._network[1].is_linked:
-            self._network = trials, FusedNetwork([member.trainer.setup.model for member in members.values()])
+            models = {trial: member.trainer.setup.model for trial, member in members.items()}
+            self._network = trials, FusedNetwork([models.get(trial) for trial in self._places])
         return self._network[1]
-
-
-def split_members(members: Mapping[int, Member], at_once: int) -> list[dict[int, Member]]:
-    """Splits members into groups of nearly equal size, of at most `at_once`."""
-    numbers, count = list(members), -(-len(members) // at_once)
-    bounds = [part * len(numbers) // count for part in range(count + 1)]
-    return [{one: members[one] for one in numbers[start:end]} for start, end in pairwise(bounds)]
 
 
 def run_together(members: Mapping[int, Member], network: FusedNetwork, batch: Batch) -> dict[int, Pass]:
@@ -111,12 +113,12 @@ def run_together(members: Mapping[int, Member], network: FusedNetwork, batch: Ba
     trainers = [member.trainer for member in members.values()]
     setup, step = trainers[0].setup, trainers[0].step
     images, labels = prepare_batch(setup, batch, step + 1)
-    outputs = network(images).float().unbind()
+    outputs = network(images)
     losses, weights = list[Tensor](), list[tuple[Tensor, Tensor, bool]]()
     for member, own in zip(members.values(), outputs, strict=True):
         member.weights.set_divisor(setup.plan.get_batch_size(member.trainer.position))
         weights.append(member.weights.weigh(batch, images.shape[0]))
-        losses.append(member.trainer.setup.task.loss(own, labels))
+        losses.append(member.trainer.setup.task.loss(own.float(), labels))
     passed = time.perf_counter()
     # One pass for all: the gradient of each loss reaches its own network only, whatever the others are.
     torch.autograd.backward([(one * noisy).sum() for one, (_, noisy, _) in zip(losses, weights, strict=True)])

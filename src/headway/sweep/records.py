@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any, final
 
 from headway.core.untrusted_json import Check, JsonError, expect_entries, is_any_number, is_object, is_text
@@ -90,6 +91,16 @@ class Fused:
     at_once: int
     gain: float
     network: str
+
+    def find_places(self, trial: int) -> tuple[int, ...]:
+        """Returns the trials that take a pass together with this one, in their places; none if it trains by itself."""
+        if not self.at_once:
+            return ()
+        # Groups of nearly equal size.
+        size, count = len(self.trials), -(-len(self.trials) // self.at_once)
+        bounds = [part * size // count for part in range(count + 1)]
+        groups = (self.trials[start:end] for start, end in pairwise(bounds))
+        return next(group for group in groups if trial in group)
 
 
 Decision = Created | Promoted | Stopped | Forked | Fused

@@ -30,7 +30,8 @@ class Trial:
         scores: one for each rung reached, from `first_rung` on; None if it failed on the way there.
         reason: why it failed.
         is_stopped: True if it was decided that it does not go on.
-        at_once: trials that take a pass together with it up to its rung; 0: it trains by itself; None: not decided.
+        together: trials that take a pass together up to its rung, in their places; none: it trains by itself; None:
+            that is not decided.
     """
 
     number: int
@@ -41,7 +42,7 @@ class Trial:
     scores: tuple[float | None, ...] = ()
     reason: str = ""
     is_stopped: bool = False
-    at_once: int | None = None
+    together: tuple[int, ...] | None = None
 
     @property
     def is_training(self) -> bool:
@@ -112,7 +113,7 @@ def fold(state: State, records: Iterable[Record]) -> State:
             gains[record.network] = record.at_once, record.gain
             for number in record.trials:
                 _expect(number < len(trials) and trials[number].is_training, f"trial {number} does not train")
-                trials[number] = replace(trials[number], at_once=record.at_once)
+                trials[number] = replace(trials[number], together=record.find_places(number))
             continue
         _expect(record.trial < len(trials), f"there is no trial {record.trial}")
         trials[record.trial] = _change(trials[record.trial], record, state.plan)
@@ -193,4 +194,4 @@ def _change(trial: Trial, record: Promoted | Stopped | Result, plan: Plan) -> Tr
         return replace(trial, is_stopped=True)
     is_next = trial.rung + 1 == rung < len(plan.find_bracket(number).levels)
     _expect(is_next, f"trial {number} does not go on to rung {rung}")
-    return replace(trial, rung=rung, at_once=None)
+    return replace(trial, rung=rung, together=None)

@@ -42,7 +42,9 @@ class Worker:
         self._sweep, self._out = sweep, out
         self._commands: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._stopping = False
-        self._fuses = sweep.read_settings()[0].fuse == "auto"
+        self._fusing: Fusing | None = None
+        if sweep.read_settings()[0].fuse == "auto":
+            self._fusing = Fusing({}, {}, self._tell_choice, lambda reason: self._answer({"says": reason}))
 
     def run(self) -> None:
         """Answers commands until the input ends."""
@@ -66,11 +68,11 @@ class Worker:
 
     def _read_choices(self) -> Fusing | None:
         """Returns what chooses the trials to fuse, with the choices of the journal; None if none is to be fused."""
-        if not self._fuses:
-            return None
-        state = read_journal(self._sweep.folder)
-        chosen = {trial.number: trial.at_once for trial in state.trials if trial.at_once is not None}
-        return Fusing(chosen, state.gains, self._tell_choice)
+        if self._fusing is not None:
+            state = read_journal(self._sweep.folder)
+            self._fusing.chosen = {one.number: one.together for one in state.trials if one.together is not None}
+            self._fusing.measured |= state.gains
+        return self._fusing
 
     def _tell_choice(self, choice: FuseChoice) -> None:
         self._answer({"fused": vars(choice.to_record()), "says": choice.describe()})
