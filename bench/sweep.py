@@ -9,6 +9,10 @@ halving_vs_random              error that `headway sweep --method halving` finds
 coordinator_cpu_share          CPU seconds of the coordinating process over those of the trials, in the same sweeps
 lr_proposal, lr_confirmed      NLL of the learning rate that `headway sweep --lr` finds over that of the best of 16
                                (bench/_sweep/range_test.py); with `_share`, its cost over the grid's
+fuse_gain_k8                   CPU seconds of whole steps of 8 trials in turns over those of fused ones: two convolutions
+                               of 8 pixels, batch 64 (bench/_sweep/fuse.py)
+fuse_auto_worst                the same with the measurement of `--fuse auto`, the worst of five networks, 4 and 8 trials
+fuse_difference                largest relative difference of weights after 100 steps, fused and in turns
 ensemble_nll_k4                NLL of the mean of four networks over that of one (bench/_sweep/ensemble.py)
 recurrent_..., conv_...        LARS, LAMB and large batches on a recurrent network (bench/_sweep/recurrent.py)
 
@@ -26,6 +30,7 @@ from pathlib import Path
 from bench._common import Claim, parser, report, table
 from bench._family import run_bench
 from bench._sweep.ensemble import measure
+from bench._sweep.fuse import compare_fusing
 from bench._sweep.halving import compare_halving
 from bench._sweep.range_test import measure as measure_rates
 from bench._sweep.recurrent import compare_optimizers
@@ -51,6 +56,7 @@ def compare_rates(folder: Path, options: argparse.Namespace) -> list[Claim]:
 
 PARTS: dict[str, Part] = {
     "share": compare_loaders,
+    "fuse": compare_fusing,
     "halving": compare_halving,
     "lr": compare_rates,
     "ensemble": compare_ensembles,

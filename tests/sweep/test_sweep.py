@@ -236,7 +236,7 @@ def test_a_killed_sweep_goes_on_with_the_choices_and_bits_of_its_fused_trials(fo
         for path in (whole / "sweep.yaml", whole / "provenance.json", whole / "decisions.jsonl"):
             shutil.copy(path, folder / name)
         settings = (folder / name / "sweep.yaml").read_text()
-        (folder / name / "sweep.yaml").write_text(settings + "fuse: auto\n")
+        (folder / name / "sweep.yaml").write_text(settings.replace("fuse: 'off'", "fuse: auto"))
         lines = (folder / name / "decisions.jsonl").read_text().splitlines(keepends=True)
         created = [line for line in lines if '"kind": "created"' in line]
         (folder / name / "decisions.jsonl").write_text(lines[0] + "".join(created))
