@@ -9,9 +9,9 @@ halving_vs_random              error that `headway sweep --method halving` finds
 coordinator_cpu_share          CPU seconds of the coordinating process over those of the trials, in the same sweeps
 lr_proposal, lr_confirmed      NLL of the learning rate that `headway sweep --lr` finds over that of the best of 16
                                (bench/_sweep/range_test.py); with `_share`, its cost over the grid's
-fuse_gain_k8                   CPU seconds of whole steps of 8 trials in turns over those of fused ones: two convolutions
-                               of 8 pixels, batch 64 (bench/_sweep/fuse.py)
-fuse_auto_worst                the same with the measurement of `--fuse auto`, the worst of five networks, 4 and 8 trials
+fuse_gain_k8                   CPU seconds of whole steps of 8 trials in turns over those of fused ones: two
+                               convolutions of 8 pixels, batch 64 (bench/_sweep/fuse.py)
+fuse_auto_worst                the same with the measurement of `--fuse auto`: the worst of five networks
 fuse_difference                largest relative difference of weights after 100 steps, fused and in turns
 ensemble_nll_k4                NLL of the mean of four networks over that of one (bench/_sweep/ensemble.py)
 recurrent_..., conv_...        LARS, LAMB and large batches on a recurrent network (bench/_sweep/recurrent.py)

@@ -16,9 +16,9 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -65,7 +65,7 @@ class Arm:
     channels: int
     batch: int
     steps: int
-    args: dict[str, Any] = field(default_factory=dict)
+    depth: int | None = None
 
 
 CLAIMED = "2 convolutions, 8 pixels"
@@ -74,7 +74,7 @@ ARMS = (
     Arm(CLAIMED, "bench._sweep.networks:two_convolutions", 8, 1, 64, 400),
     Arm(f"{CLAIMED}, batch 256", "bench._sweep.networks:two_convolutions", 8, 1, 256, 300),
     Arm("2 convolutions, 28 pixels", f"{__name__}:build_wide", 28, 1, 64, 300),
-    Arm("ResNet-8, 32 pixels", "headway.model:cifar_resnet", 32, 3, 64, 300, {"depth": 8}),
+    Arm("ResNet-8, 32 pixels", "headway.model:cifar_resnet", 32, 3, 64, 300, 8),
 )
 
 
@@ -142,7 +142,7 @@ def read_trial(folder: Path, arm: Arm, trial: int, steps: int) -> LoadedRecipe[T
                 "classes": CLASSES,
             },
         },
-        "model": {"factory": arm.factory, "args": arm.args},
+        "model": {"factory": arm.factory, "args": {} if arm.depth is None else {"depth": arm.depth}},
         "optimizer": {"name": "sgd", "lr": 0.005 * (1 + trial), "momentum": 0.9},
         "schedule": "cosine",
         "batch": arm.batch,
@@ -190,7 +190,7 @@ def train(recipes: Sequence[LoadedRecipe[TrainRecipe]], folder: Path, steps: int
         assert all(outcome.kind == "done" for outcome in cohorts.train(assignments))
     # It asks before each trial is built, too; the last step has the ends of the runs.
     turns = stamps[len(recipes) : len(recipes) + steps]
-    times = [end - start for start, end in zip(turns[1:], turns[2:], strict=False)]
+    times = [end - start for start, end in pairwise(turns[1:])]
     return Taken(statistics.mean(times), statistics.median(times[len(times) // 2 :]), next(iter(choices), None))
 
 

@@ -204,4 +204,4 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(COMBINE, _combine),
     **dict.fromkeys(("dropout", "dropout2d"), _drop),
 }
-"""What computes each function of torch that a network may call, by its name."""
+"""The function of this file that computes each function of torch, by its name. A network may call no others."""
