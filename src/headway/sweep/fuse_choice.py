@@ -28,8 +28,9 @@ from headway.training.trainer import Trainer
 LEAST_GAIN = 1.15
 """Gain in forward and backward from which trials are fused. Below it, noise of the measurement could hide a loss."""
 ROUNDS = 5
-HOPELESS_GAIN = 0.9
-"""A measurement ends after two rounds that gain less."""
+HOPELESS_GAINS = {1: 0.8, 2: 0.9}
+"""A measurement ends after so many rounds that gain less: the longer a pass, the less it varies, and the more it
+costs."""
 FEW_AT_ONCE, SHORT_PASS_S = 4, 0.5e-3
 """Passes that take longer are fused in fours: the activations of eight networks leave the cache of a core. 8-pixel
 networks at batch 64: 1.34 times as fast by eights, 1.44 by fours. Shorter ones are all overhead, so more gain more."""
@@ -118,9 +119,8 @@ def measure_gain(trainers: Sequence[Trainer], batch: Batch) -> FuseChoice:
     with ExitStack() as stack:
         for trainer in trainers:
             stack.enter_context(preserve_training_state(trainer.setup.model))
-        outputs = _run_alone(trainers, batch)
         began = clock()
-        _run_alone(trainers, batch)
+        outputs = _run_alone(trainers, batch)
         at_once = len(members)
         if clock() - began > SHORT_PASS_S * len(members):
             at_once = min(at_once, FEW_AT_ONCE)
@@ -139,7 +139,8 @@ def measure_gain(trainers: Sequence[Trainer], batch: Batch) -> FuseChoice:
             _run_alone(trainers, batch)
             fused_s.append(middle - began)
             alone_s.append(clock() - middle)
-            if len(alone_s) == 2 and sum(alone_s) < HOPELESS_GAIN * sum(fused_s):
+            hopeless = HOPELESS_GAINS.get(len(alone_s), 0.0)
+            if sum(alone_s) < hopeless * sum(fused_s):
                 break
     # Of each round by itself: what else the machine does slows both.
     gain = statistics.median(alone / fused for alone, fused in zip(alone_s, fused_s, strict=True))

@@ -24,6 +24,7 @@ class Member:
     def __init__(self, trainer: Trainer, until: int) -> None:
         self.trainer, self.until = trainer, until
         self.weights = SampleWeights(trainer.setup)
+        self.parameters = list(trainer.setup.model.parameters())
 
     @property
     def will_step(self) -> bool:
@@ -92,7 +93,7 @@ class Group:
             ready = self.list_ready(trial)
             self._done = run_together(ready, self._link(ready), batch)
             found = self._done.pop(trial)
-        _deliver(trainer, found)
+        _deliver(self.members[trial], found)
 
     def _link(self, members: Mapping[int, Member]) -> FusedNetwork:
         """Returns the network of these members; it is built again when one of them has left."""
@@ -141,13 +142,14 @@ def run_together(members: Mapping[int, Member], network: FusedNetwork, batch: Ba
     }
 
 
-def _deliver(trainer: Trainer, found: Pass) -> None:
+def _deliver(member: Member, found: Pass) -> None:
     """Gives a trainer its part of a pass, as its own `forward_backward` would have left it."""
+    trainer = member.trainer
     # The mark of its clock: the pass was in the time of whoever came first, so each adds its share.
     trainer.clock.start()
     accumulator = trainer.accumulator
     accumulator.observer.begin_step(trainer.step + 1, [found.parts])
-    for parameter, gradient in zip(trainer.setup.model.parameters(), found.gradients, strict=True):
+    for parameter, gradient in zip(member.parameters, found.gradients, strict=True):
         parameter.grad = gradient
     _, labels, weights, _ = found.parts
     trainer.last_losses = found.losses
