@@ -21,6 +21,10 @@ makespan_error                 core seconds of a sweep as predicted before it, m
                                not run before (bench/_sweep/makespan.py)
 lr_cifar_share, lr_cifar_cost  accuracy and steps of `--lr` over those of a grid of 16 rates: LARS, LAMB and Muon on
                                CIFAR-10 (bench/_sweep/rates_cifar.py)
+fuse_gain_k8                   CPU seconds of whole steps of 8 trials in turns over those of fused ones: two
+                               convolutions of 8 pixels, batch 64 (bench/_sweep/fuse.py)
+fuse_auto_worst                the same with the measurement of `--fuse auto`: the worst of five networks
+fuse_difference                largest relative difference of weights after 100 steps, fused and in turns
 ensemble_nll_k4                NLL of the mean of four networks over that of one (bench/_sweep/ensemble.py)
 recurrent_..., conv_...        LARS, LAMB and large batches on a recurrent network (bench/_sweep/recurrent.py)
 
@@ -40,6 +44,7 @@ from bench._family import run_bench
 from bench._sweep.coordinator import compare_coordinator
 from bench._sweep.ensemble import measure
 from bench._sweep.feeding import compare_feeding
+from bench._sweep.fuse import compare_fusing
 from bench._sweep.halving import compare_halving
 from bench._sweep.kills import compare_kills
 from bench._sweep.makespan import compare_predictions
@@ -70,6 +75,7 @@ def compare_rates(folder: Path, options: argparse.Namespace) -> list[Claim]:
 PARTS: dict[str, Part] = {
     "share": compare_loaders,
     "feed": compare_feeding,
+    "fuse": compare_fusing,
     "halving": compare_halving,
     "coordinator": compare_coordinator,
     "kills": compare_kills,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -46,6 +46,10 @@ def sweep(
     ] = 30.0,
     together: Annotated[int, typer.Option(min=1, help="Most trials that take turns in one process.")] = 16,
     seeds: Annotated[int, typer.Option(min=0, help="Trainings of the winner with new seeds.")] = 3,
+    fuse: Annotated[
+        Literal["off", "auto"],
+        typer.Option(help="auto: trials take forward and backward together, where a measurement says that it pays."),
+    ] = "off",
     lr: Annotated[bool, typer.Option("--lr", help="Find the learning rate. Needs neither space nor budget.")] = False,
     batches: Annotated[
         str | None, typer.Option(help="With --lr: batches, for example 64,256,1024. Default: the recipe's.")
@@ -123,6 +127,7 @@ def sweep(
             lease_s=lease,
             together=together,
             seeds=seeds,
+            fuse=fuse,
         )
         result = run_sweep(recipe, overrides or (), space, options, out)
     print_result(result.to_json(), as_json, result.describe())

@@ -28,7 +28,7 @@ from headway.sweep.journal import Journal
 from headway.sweep.lease import EXPIRED_STATUS
 from headway.sweep.machines import Machines
 from headway.sweep.population import perturb_values
-from headway.sweep.records import Forked, Result, Stopped, Values, build_result
+from headway.sweep.records import Forked, Fused, Result, Stopped, Values, build_result
 from headway.sweep.slots import Event, Slot, share_machine
 from headway.sweep.space import RANDOM_TRIALS, Space
 from headway.sweep.state import State, Task, list_tasks
@@ -108,6 +108,7 @@ class Coordinator:
         self._whole: dict[int, Assignment] = {}
         self._keys: dict[int, str] = {}
         self._feeders = Feeders(sweep.logs)
+        self._said = set[str]()
         self.feeds = False
         self.steps = 0
 
@@ -375,6 +376,12 @@ class Coordinator:
             self._decide(journal)
         elif "outcome" in message:
             self._handle_outcome(slot, decode_outcome(message["outcome"]), journal)
+        elif "fused" in message:
+            fused = message["fused"]
+            journal.append(Fused(**fused | {"trials": tuple(fused["trials"])}))
+            self._say(message["says"])
+        elif "says" in message:
+            self._say(message["says"])
         elif "idle" in message:
             slot.is_idle = True
             self._feeders.leave(slot.number)
@@ -382,6 +389,12 @@ class Coordinator:
             self.steps += message.get("steps", 0)
             return False
         return True
+
+    def _say(self, text: str) -> None:
+        """Shows what a worker says; other workers may say the same."""
+        if text and text not in self._said:
+            self._said.add(text)
+            LOG.info(text)
 
     def _note(self, slot: Slot, outcome: Outcome) -> None:
         slot.training.pop(outcome.trial, None)

@@ -45,7 +45,7 @@ from headway.sweep.slots import list_gpus
 from headway.sweep.space import Space, read_space
 from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.state import State, list_scores, rank_trials
-from headway.sweep.sweep_folder import SweepFolder, SweepRecipe, write_found_recipe
+from headway.sweep.sweep_folder import FuseMode, SweepFolder, SweepRecipe, write_found_recipe
 from headway.sweep.sweep_summary import summarise_sweep
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import Probe, build_assignment, count_steps, probe_recipe
@@ -80,6 +80,7 @@ class SweepOptions:
         together: most trials that take turns in one process.
         seeds: trainings of the winner with new seeds.
         measures: costs are measured before the first trial, to predict the time and to choose how slots are fed.
+        fuse: `auto`: trials take forward and backward together, where a measurement says that it pays.
     """
 
     budget: Fraction
@@ -95,6 +96,7 @@ class SweepOptions:
     together: int = 16
     seeds: int = 3
     measures: bool = True
+    fuse: FuseMode = "off"
 
 
 @final

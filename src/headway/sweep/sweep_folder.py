@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, Literal, final
 
 import yaml
 from pydantic import BeforeValidator, Field, PlainSerializer
@@ -36,6 +36,8 @@ def _read_fraction(value: Any) -> Fraction:
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"{value!r} is not a number. Write for example 8, or 1/27") from None
 
+
+FuseMode = Literal["off", "auto"]
 
 AnyFraction = Annotated[Fraction, BeforeValidator(_read_fraction), PlainSerializer(str, return_type=str)]
 
@@ -79,6 +81,8 @@ class SweepRecipe(RecipePart):
     """Trainings of the winner with new seeds."""
     measures: bool
     """Measure costs before the first trial."""
+    fuse: FuseMode
+    """Trials of one process take forward and backward together: `auto`, where a measurement says that it pays."""
 
     @property
     def is_shared(self) -> bool:

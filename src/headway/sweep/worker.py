@@ -25,6 +25,9 @@ from headway.sweep.child import answer, take_output
 from headway.sweep.cohort import Assignment, Cohorts, Outcome
 from headway.sweep.costs import measure_costs
 from headway.sweep.feed import Ticket
+from headway.sweep.fuse import Fusing
+from headway.sweep.fuse_choice import FuseChoice
+from headway.sweep.journal import read_journal
 from headway.sweep.lease import LeaseHolder
 from headway.sweep.sweep_folder import SweepFolder
 
@@ -46,6 +49,9 @@ class Worker:
         self._lock = threading.Lock()
         self._commands: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._stopping = False
+        self._fusing: Fusing | None = None
+        if sweep.read_settings()[0].fuse == "auto":
+            self._fusing = Fusing({}, {}, self._tell_choice, lambda reason: self._answer({"says": reason}))
 
     def run(self) -> None:
         """Answers commands until the input ends."""
@@ -66,10 +72,22 @@ class Worker:
                     # The coordinator leaves these seconds out of those of the sweep.
                     self._answer({"costs": costs, "core_s": time.process_time()})
                     continue
+                cohorts.fusing = self._read_choices()
                 source = None if command["feed"] is None else Ticket(**command["feed"]).read
                 for outcome in cohorts.train([decode_assignment(one) for one in command["train"]], source):
                     self._answer({"outcome": vars(outcome), "core_s": time.process_time()})
                 self._answer({"idle": True, "core_s": time.process_time()})
+
+    def _read_choices(self) -> Fusing | None:
+        """Returns what chooses the trials to fuse, with the choices of the journal; None if none is to be fused."""
+        if self._fusing is not None:
+            state = read_journal(self._sweep.folder)
+            self._fusing.chosen = {one.number: one.together for one in state.trials if one.together is not None}
+            self._fusing.measured |= state.gains
+        return self._fusing
+
+    def _tell_choice(self, choice: FuseChoice) -> None:
+        self._answer({"fused": vars(choice.to_record()), "says": choice.describe()})
 
     def _measure(self, assignment: Assignment) -> dict[str, Any] | None:
         """Returns what a trial costs; None if it fails, which its training will explain."""
