@@ -126,7 +126,7 @@ $(PEERS)/.stamp: constraints-peers.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	echo '*' > $(PEERS)/.gitignore
 	$(INSTALL_PEERS) nvidia-dali-cuda120 lmdb numpy opencv-python-headless pillow setuptools torch webdataset wheel
-	$(INSTALL_PEERS) accelerate lightning transformers
+	$(INSTALL_PEERS) accelerate lightning optuna transformers
 	$(INSTALL_PEERS) assertpy fastargs numba psutil pytorch-pfn-extras terminaltables tqdm
 	$(FFCV_FLAGS) $(INSTALL_PEERS) --no-deps --no-build-isolation ffcv >/dev/null 2>&1 \
 	  || echo "FFCV could not be built (it needs g++ libopencv-imgproc-dev libturbojpeg0-dev pkg-config python3-dev): benches go without it."

@@ -68,7 +68,7 @@ class Sets:
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=".making-") as temporary:
             folder = Path(temporary)
             if name == "loose":
-                _link(cifar._source() / "train", folder / name)
+                _link(cifar.find_source() / "train", folder / name)
                 _settle(folder / name, target)
                 return
             photos = _data.images(folder / "photos")

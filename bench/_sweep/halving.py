@@ -11,13 +11,10 @@ the missing ones. A pair of sweeps takes about a minute of one core.
 from __future__ import annotations
 
 import argparse
-import logging
-import resource
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +28,7 @@ from bench._sweep.recurrent import pack_digits
 from headway.core.cpu_count import list_usable_cpus
 from headway.core.messages import mute_messages
 from headway.core.statistics import compute_interval
-from headway.sweep.sweep import LOG, SweepOptions, run_sweep
+from headway.sweep.sweep import SweepOptions, run_sweep
 
 Method = Literal["halving", "random"]
 BUDGETS: dict[Method, int] = {"halving": 8, "random": 24}
@@ -84,26 +81,6 @@ SETTINGS = digest([build_recipe("packed", EPOCHS), SPACE, BUDGETS, RETRAININGS])
 """The code version of a kept sweep's settings."""
 
 
-@contextmanager
-def stamp_first_message() -> Iterator[list[float]]:
-    """Collects this process's CPU seconds at each message of a sweep. The first one follows the look at the recipe."""
-    stamps: list[float] = []
-
-    def note(_: logging.LogRecord) -> bool:
-        stamps.append(time.process_time())
-        return False
-
-    # Messages reach a handler only at their level, whatever the level of the root.
-    level = LOG.level
-    LOG.addFilter(note)
-    LOG.setLevel(logging.INFO)
-    try:
-        yield stamps
-    finally:
-        LOG.setLevel(level)
-        LOG.removeFilter(note)
-
-
 def run_one(
     folder: Path,
     packed: str,
@@ -115,34 +92,25 @@ def run_one(
     retrainings: int,
     slots: int = SLOTS,
 ) -> dict[str, Any]:
-    """Runs a sweep; returns its errors, and the CPU seconds of coordinator, trials and workers."""
+    """Runs a sweep; returns its errors, and the CPU seconds of its processes."""
     recipe, space = folder / "recipe.yaml", folder / "space.yaml"
     recipe.write_text(yaml.safe_dump(build_recipe(packed, epochs)), encoding="utf-8")
     space.write_text(yaml.safe_dump(SPACE), encoding="utf-8")
     options = SweepOptions(budget=Fraction(budget), method=method, seed=seed, slots=slots, seeds=retrainings)
-    before = _count_children()
-    with mute_messages(), stamp_first_message() as stamps:
+    with mute_messages():
         result = run_sweep(recipe, (), space, options, folder / f"{method}-{seed}")
-        ended = time.process_time()
     return {
         "method": method,
         "seed": seed,
         "trials": len(result.state.trials),
         "own_error": 1 - result.score,
         "errors": [1 - score for score in result.retrained],
-        "coordinator_s": ended - stamps[0],
         "trials_s": result.core_s,
-        "workers_s": _count_children() - before,
     }
 
 
-def _count_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def compare_halving(folder: Path, options: argparse.Namespace, results: Results | None = None) -> list[Claim]:
-    """Does the missing sweeps, prints the table, and returns `halving_vs_random` and `coordinator_cpu_share`.
+    """Does the missing sweeps, prints the table, and returns `halving_vs_random`.
 
     Args:
         folder: an empty folder for data and sweeps.
@@ -153,8 +121,8 @@ def compare_halving(folder: Path, options: argparse.Namespace, results: Results 
     packed, code, began = str(pack_digits(folder, 0.5)), commit(), time.monotonic()
     if options.quick:
         # Each worker imports torch, so there is one.
-        tiny = run_one(folder, packed, "halving", 0, epochs=0.25, budget=2, retrainings=1, slots=1)
-        return claim_coordinator([tiny])
+        run_one(folder, packed, "halving", 0, epochs=0.25, budget=2, retrainings=1, slots=1)
+        return []
     results = results or Results(FOLDER / "halving.jsonl")
     for seed in SEEDS:
         for method, budget in BUDGETS.items():
@@ -167,7 +135,7 @@ def compare_halving(folder: Path, options: argparse.Namespace, results: Results 
     kept = results.where(settings=SETTINGS)
     table(build_rows(kept))
     print(f"{made_by(one['commit'] for one in kept)}\n")
-    return [*claim_errors(kept), *claim_coordinator(kept)]
+    return claim_errors(kept)
 
 
 def pair_sweeps(kept: Sequence[Mapping[str, Any]]) -> dict[int, dict[Method, float]]:
@@ -205,15 +173,3 @@ def claim_errors(kept: Sequence[Mapping[str, Any]]) -> list[Claim]:
     how += f" {BUDGETS['halving']} and {BUDGETS['random']}; difference {mean:.2f} +- {half:.2f} points (95 %)"
     how += f"; medians {statistics.median(halving):.2%} and {statistics.median(random):.2%}"
     return [Claim("halving_vs_random", statistics.fmean(halving) / statistics.fmean(random), "", how)]
-
-
-def claim_coordinator(kept: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    """Returns the claim `coordinator_cpu_share`, over all sweeps together."""
-    if not kept:
-        return []
-    own, trials, workers = (sum(one[name] for one in kept) for name in ("coordinator_s", "trials_s", "workers_s"))
-    count = sum(one["trials"] for one in kept)
-    how = (
-        f"{own:.2f} s over {trials:.1f} s of {count} trials in {len(kept)} sweeps; {own / workers:.4f} of the workers'"
-    )
-    return [Claim("coordinator_cpu_share", own / trials, "", f"{how} with their imports")]

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.recipe_yaml import format_overrides, parse_override
+from headway.core.recipe_yaml import dump_in_line, format_overrides, parse_override
 
 PRINTABLE = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Zl", "Zp")))
 VALUES = st.recursive(
@@ -23,6 +23,12 @@ def test_a_formatted_override_reads_as_its_value(value: Any) -> None:
     assert key == "model.args.x"
     assert "\n" not in written
     assert parse_override(written, key) == value
+
+
+@given(VALUES)
+def test_a_value_is_written_alone_as_inside_a_list(value: Any) -> None:
+    """A number alone is not written by YAML's serializer."""
+    assert dump_in_line([value]) == f"[{dump_in_line(value)}]"
 
 
 def test_overrides_are_formatted_as_on_the_command_line() -> None:

@@ -25,7 +25,7 @@ from headway.sweep.records import Record, Values, build_result
 from headway.sweep.space import Space
 from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.state import State, Task, fold, list_tasks
-from headway.sweep.sweep import build_plan
+from headway.sweep.sweep import SweepOptions, build_plan
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
 
 # A parameter of each kind, and one that not every trial has.
@@ -84,9 +84,9 @@ def write_sweep(
     """
     loaded = read_recipe(write_recipe(folder.parent / f"{folder.name}.yaml"), (), TrainRecipe)
     space = SpaceRecipe.model_validate({"parameters": parameters or PARAMETERS})
-    whole: dict[str, Any] = {"objective": "accuracy", "higher_is_better": True, "samples": 1000} | settings
-    recipe = collect_given_values(loaded)
-    made = SweepRecipe(recipe=recipe, space=space, method=method, budget=Fraction(budget), **whole)
+    whole: dict[str, Any] = vars(SweepOptions(budget=Fraction(budget), method=method, slots=1))
+    whole |= {"objective": "accuracy", "higher_is_better": True, "samples": 1000} | settings
+    made = SweepRecipe(recipe=collect_given_values(loaded), space=space, **whole)
     sweep = SweepFolder.create(folder)
     sweep.write_settings(made, loaded)
     plan = build_plan(made)

@@ -13,6 +13,7 @@ from tests._support import packed_digits, write_recipe
 
 from headway.core.recipe import read_recipe
 from headway.setup.recipe import TrainRecipe
+from headway.setup.seeding import GeneratorStates
 from headway.sweep.cohort import Assignment, Cohorts, Outcome
 from headway.training import runs
 from headway.training.progress import hide_progress
@@ -40,7 +41,7 @@ def noisy(num_classes):
     return Noisy(num_classes)
 """
 RATES = {0: 0.02, 1: 0.1, 2: 0.3}
-RUNG = 5
+RUNG, STEPS = 5, 12
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +119,18 @@ def test_trials_that_take_turns_are_the_trials_alone_bit_for_bit(folder: Path, a
         expect_same(folder / "together" / str(trial), alone / str(trial))
 
 
+def test_a_trial_that_trains_alone_copies_no_states(folder: Path, alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("states were copied")
+
+    with monkeypatch.context() as patched, cohorts() as opened:
+        patched.setattr(GeneratorStates, "read", refuse)
+        patched.setattr(GeneratorStates, "restore", refuse)
+        for until in (RUNG, STEPS):
+            assert train(opened, assign(folder, "lone", 1, until))[1].step == until
+    expect_same(folder / "lone" / "1", alone / "1")
+
+
 def test_each_batch_is_decoded_once(folder: Path) -> None:
     with cohorts() as opened:
         train(opened, *(assign(folder, "once", trial, RUNG) for trial in RATES))
@@ -136,15 +149,16 @@ def test_trials_that_read_other_batches_share_nothing(folder: Path, alone: Path)
 
 
 def test_a_finished_trial_gives_its_result_again(folder: Path) -> None:
-    """The coordinator was killed before it had written the result down."""
+    """The coordinator was killed before it had written the result down, or the end of the journal was removed."""
     with cohorts() as opened:
-        first = train(opened, assign(folder, "again", 0))[0]
+        first = [train(opened, assign(folder, "again", 0, until))[0] for until in (RUNG, STEPS)]
     with cohorts() as opened:
-        again = train(opened, assign(folder, "again", 0))[0]
-    assert first.metrics is not None
-    assert again.metrics is not None
-    assert again.step == first.step
-    assert {name: again.metrics[name] for name in first.metrics} == first.metrics
+        again = [train(opened, assign(folder, "again", 0, until))[0] for until in (RUNG, STEPS)]
+    assert [one.step for one in first + again] == [RUNG, STEPS, STEPS, STEPS]
+    for one, other in zip(first, again, strict=True):
+        assert one.metrics
+        assert other.metrics
+        assert {name: other.metrics[name] for name in one.metrics} == one.metrics
 
 
 def test_a_trial_that_diverges_or_crashes_leaves_the_others_as_they_are(folder: Path, alone: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.sweep.coordinator import Coordinator
+from headway.sweep.costs import TrialCosts
+from headway.sweep.slots import Event
 
 SLOTS, TRIALS = 3, 6
+COSTS = [one.name for one in fields(TrialCosts)]
 
 
 @given(
@@ -55,3 +60,45 @@ def test_no_slot_gets_a_trial_that_another_one_holds(
     # Those in its memory come first.
     here = {trial for trial in (suspects or free) if holder[trial] == 0}
     assert len(here & set(own)) == min(len(here), len(own))
+
+
+@given(trials=st.integers(0, 5), slots=st.integers(1, 4), idle=st.integers(0, 2), died=st.sets(st.integers(0, 3)))
+def test_all_slots_measure_at_once(trials: int, slots: int, idle: int, died: set[int]) -> None:
+    """Each trial is measured, and some twice, so that no slot is idle. A process that dies measures nothing."""
+    events: SimpleQueue[Event] = SimpleQueue()
+    begun: list[tuple[int, int]] = []
+    fakes: list[Any] = []
+
+    def begin(number: int, assignment: Any) -> None:
+        fakes[number].is_idle = False
+        begun.append((number, assignment.trial))
+        if number in died:
+            died.discard(number)
+            events.put(Event(number, None))
+            return
+        events.put(Event(number, {"ready": 1, "core_s": 1.0}))
+        events.put(Event(number, {"costs": dict.fromkeys(COSTS, float(assignment.trial)), "core_s": 3.0}))
+
+    for number in range(slots + idle):
+        fakes.append(
+            SimpleNamespace(
+                number=number,
+                is_idle=True,
+                measure=lambda assignment, number=number: begin(number, assignment),
+                note_core_s=lambda seconds, number=number: setattr(fakes[number], "core_s", seconds),
+                core_s=0.0,
+            )
+        )
+    coordinator: Any = object.__new__(Coordinator)
+    coordinator._slots, coordinator._events, coordinator._left_core_s = fakes, events, 0.0
+    coordinator._feeders = SimpleNamespace(core_s=0.0)
+    coordinator._bury = lambda slot: setattr(slot, "is_idle", True)
+    lost = died & set(range(slots))
+    starts, found = coordinator.measure([SimpleNamespace(trial=trial) for trial in range(trials)], slots)
+    assert len(begun) == (max(trials, slots) if trials else 0)
+    assert {number for number, _ in begun} == (set(range(slots)) if trials else set())
+    assert {trial for _, trial in begun} == set(range(trials))
+    assert all(costs.step_s == assignment.trial for assignment, costs in found)
+    assert len(found) == len(begun) - (len(lost) if trials else 0)
+    # What was measured is no part of the sweep, and the starts are.
+    assert coordinator.core_s - sum(starts) == sum(2.0 for fake in fakes if fake.core_s)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests._support import finished, packed_digits, refused, write_recipe
+from tests.sweep._rates import fake_search
 
 from headway.core.errors import RecipeError, TrainingError, UsageError
-from headway.sweep import learning_rate
 from headway.sweep.learning_rate import RateOptions, build_variant, find_rates
-from headway.sweep.range_test import RangeTest
-from headway.sweep.rate_curve import RateCurve, list_rates
 from headway.sweep.rate_table import fit_exponent
 from headway.training.runs import load_recipe
 
@@ -34,6 +30,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(folder: Path, **changes: Any) -> Path:
     return write_recipe(folder / "recipe.yaml", **{"device": "cpu", **changes})
+
+
+@pytest.fixture
+def without_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_search(monkeypatch)
 
 
 @given(st.floats(-1, 2), st.floats(1e-6, 10), st.integers(1, 64))
@@ -75,45 +76,11 @@ def test_a_variant_has_the_rate_of_the_rule_and_the_start_of_its_warm_up(folder:
         build_variant(loaded, "nag", 30)
 
 
-def fake_tests(recipes: Sequence[Any], steps: Sequence[int]) -> list[RangeTest | TrainingError]:
-    """Curves of a made-up network: AdamW needs a hundredth of the rate of SGD, and LAMB does not train."""
-    tests = list[RangeTest | TrainingError]()
-    for loaded in recipes:
-        name = loaded.recipe.optimizer.name
-        start = {"sgd": 1e-4, "adamw": 1e-6}.get(name)
-        if start is None:
-            tests.append(TrainingError("the loss falls at no learning rate from 1 to 2"))
-            continue
-        losses = (*(2.3 - 2 / (1 + math.exp((50 - step) / 4)) for step in range(90)), 99.0)
-        tests.append(RangeTest(RateCurve(list_rates(start, 1e6 * start, 100), losses), 1.0, 92))
-    return tests
-
-
-def fake_sweep(loaded: Any, space: Any, options: Any, folder: Path) -> Any:
-    """Scores by how near the rate is to 0.1 for SGD at a batch of 30, and in proportion to the batch."""
-    recipe = loaded.recipe
-    best = (0.1 if recipe.optimizer.name == "sgd" else 0.001) * recipe.global_batch / 30
-    rates = space.parameters["optimizer.lr"].choice
-    scores = [1 / (1 + abs(math.log(rate / best))) - (0.1 if recipe.optimizer.name == "sgd" else 0) for rate in rates]
-    trials = [
-        SimpleNamespace(values={"optimizer.lr": rate}, scores=(score,))
-        for rate, score in zip(rates, scores, strict=True)
-    ]
-    top = max(zip(scores, rates, strict=True))
-    return SimpleNamespace(state=SimpleNamespace(trials=trials), values={"optimizer.lr": top[1]}, score=top[0])
-
-
-@pytest.fixture
-def without_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning_rate, "measure_ranges", fake_tests)
-    monkeypatch.setattr(learning_rate, "start_sweep", fake_sweep)
-
-
 @pytest.mark.usefixtures("without_training")
 def test_the_best_row_at_the_batch_of_the_recipe_becomes_its_recipe(folder: Path, tmp_path: Path) -> None:
     path = write(folder, optimizer={"name": "sgd", "lr": RULE})
     options = RateOptions(batches=(120, 30), optimizers=("sgd", "adamw", "lamb"))
-    result = find_rates(path, ("epochs=3",), options, tmp_path / "out")
+    result = find_rates(path, ("epochs=15",), options, tmp_path / "out")
     rows = {(row.optimizer, row.batch): row for row in result.rows}
     assert [row.batch for row in result.rows] == [30, 30, 30, 120, 120, 120]
     assert (result.chosen.optimizer, result.chosen.batch) == ("adamw", 30)
@@ -130,13 +97,13 @@ def test_the_best_row_at_the_batch_of_the_recipe_becomes_its_recipe(folder: Path
         assert row.lr in rates
         assert row.is_at_edge == (row.lr != rates[1])
         # 92 steps of the test, and three trainings.
-        steps = 3 * 180 // row.batch
+        steps = 15 * 180 // row.batch
         assert row.work == pytest.approx(3 + 92 / steps, rel=0.2)
     assert [fit.optimizer for fit in result.fits] == ["sgd", "adamw"]
     # Overrides and the found rate are in the recipe, and its data are found from there.
     found = load_recipe(tmp_path / "out/recipe.yaml", ())
     assert (found.recipe.optimizer.name, found.recipe.optimizer.lr) == ("adamw", result.chosen.lr)
-    assert (found.recipe.epochs, found.recipe.batch, found.base) == (3, 30, folder)
+    assert (found.recipe.epochs, found.recipe.batch, found.base) == (15, 30, folder)
     assert f"lr {result.chosen.lr:.3g}" in (tmp_path / "out/recipe.yaml").read_text()
     assert json.loads((tmp_path / "out/lr.json").read_text()) == json.loads(json.dumps(result.to_json()))
     text = result.describe()
@@ -149,12 +116,12 @@ def test_the_best_row_at_the_batch_of_the_recipe_becomes_its_recipe(folder: Path
 def test_a_recipe_whose_loss_falls_at_no_rate_is_told(folder: Path, tmp_path: Path) -> None:
     path = write(folder)
     with pytest.raises(TrainingError, match=r"falls at no learning rate from 1 to 2\.$"):
-        find_rates(path, (), RateOptions(optimizers=("lamb",)), tmp_path / "out")
+        find_rates(path, ("epochs=15",), RateOptions(optimizers=("lamb",)), tmp_path / "out")
 
 
 @pytest.mark.usefixtures("without_training")
 def test_a_full_folder_is_refused_before_anything_trains(folder: Path) -> None:
-    with pytest.raises(UsageError, match="not an empty folder"):
+    with pytest.raises(UsageError, match="this folder is not empty"):
         find_rates(write(folder), (), RateOptions(), folder)
 
 

@@ -62,10 +62,18 @@ def test_trials_that_differ_cost_their_mean() -> None:
     assert predict(plan(4), one, other).core_s == pytest.approx(predict(plan(4), shape(step_s=2)).core_s)
 
 
+@given(weights=st.lists(st.integers(1, 9), min_size=2, max_size=4))
+def test_a_trial_that_stands_for_several_counts_as_often(weights: list[int]) -> None:
+    trials = [shape(step_s=1 + number, open_s=number) for number in range(len(weights))]
+    weighted = predict(plan(4), *(replace(one, weight=weight) for one, weight in zip(trials, weights, strict=True)))
+    repeated = [one for one, weight in zip(trials, weights, strict=True) for _ in range(weight)]
+    assert weighted.core_s == pytest.approx(predict(plan(4), *repeated).core_s)
+
+
 def test_seeds_are_full_trainings_without_company() -> None:
-    trial = shape(step_s=1, decode_s=1, build_s=7, end_s=5, evaluate_s=2, checkpoint_s=3)
+    trial = shape(step_s=1, decode_s=1, open_s=4, build_s=7, end_s=5, evaluate_s=2, checkpoint_s=3)
     more = predict(plan(2), trial, seeds=3).core_s - predict(plan(2), trial).core_s
-    assert more == pytest.approx(3 * (STEPS * 2 + 7 + 5 + 9 * (2 + 3)))
+    assert more == pytest.approx(3 * (STEPS * 2 + 4 + 7 + 5 + 9 * (2 + 3)))
 
 
 @given(trials=st.integers(1, 40), slots=st.integers(2, 5), decode_s=st.floats(0.01, 1), step_s=st.floats(0.01, 1))

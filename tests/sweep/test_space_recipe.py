@@ -46,7 +46,7 @@ NAMES = "\n  optimizer.name: {choice: [sgd, lamb, adamw]}"
 
 REFUSED = {
     # No parameter
-    "": "FILE: the key 'parameters' is missing.",
+    "": "FILE: there is nothing to vary. Write for example parameters: {optimizer.lr: {log: [0.001, 1.0]}}.",
     "parameters: {}": "FILE:1: parameters: there is nothing to vary. Write for example optimizer.lr: {log: [0.001, "
     "1.0]}.",
     f"method: bayes\n{ONE}{LR}": "FILE:1: method must be 'random', 'grid', 'sobol' or 'tpe', not 'bayes'.",

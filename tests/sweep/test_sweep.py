@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from safetensors.torch import load_file
 from tests._support import Said, command, finished, packed_digits, refused, write_recipe
 
+from headway.core.errors import UsageError
 from headway.sweep.best import list_best
 from headway.sweep.journal import open_journal, read_journal
 from headway.sweep.sweep import build_plan, resume_sweep
@@ -128,8 +128,6 @@ def test_killed_at_random_moments_it_makes_the_same_decisions(folder: Path, whol
         process.wait()
         if (folder / "killed/sweep.yaml").exists():
             arguments = ("sweep", "--resume", "killed")
-        else:
-            shutil.rmtree(folder / "killed", ignore_errors=True)
     if not (folder / "killed/result.json").exists():
         said = finished(*arguments, cwd=folder)
         assert said.status == 0, said.err
@@ -140,7 +138,8 @@ def test_killed_at_random_moments_it_makes_the_same_decisions(folder: Path, whol
 @pytest.mark.parametrize(
     ("space", "said"),
     [
-        ("parameters: {}", "there is nothing to vary"),
+        ("", "there is nothing to vary"),
+        ("parameters: {model.args.width: {choice: [4, 8]}}", "'net.py:linear' has no argument 'width'"),
         ("parameters: {optimizer.learning_rate: {log: [0.1, 1]}}", "Did you mean 'optimizer.lr'?"),
         ("objective: acuracy\n" + SPACE, "no evaluation of this recipe has the metric 'acuracy'. Did you mean"),
         ("method: tpe\n" + SPACE, "Add --method asha"),
@@ -163,8 +162,22 @@ def test_trials_that_always_crash_end_the_sweep_with_the_traceback(folder: Path)
     said = sweep(folder, "crashed", "transform=odd.py:odd")
     assert said.status == 1
     assert "3 trials crashed one after another" in said.err
+    assert 'odd.py", line 2, in odd' in said.err
     assert "an odd batch" in said.err
     assert not any(trial.scores for trial in read_journal(folder / "crashed").trials)
+
+
+@pytest.mark.parametrize("files", [(), ("provenance.json", ".sweep.yaml.x")])
+def test_a_sweep_killed_before_it_had_its_settings_begins_again_in_its_folder(
+    tmp_path: Path, files: tuple[str, ...]
+) -> None:
+    SweepFolder.create(tmp_path / "new")
+    for name in files:
+        (tmp_path / "new" / name).touch()
+    SweepFolder.create(tmp_path / "new")
+    (tmp_path / "new/trials/mine").touch()
+    with pytest.raises(UsageError, match="this folder is not empty"):
+        SweepFolder.create(tmp_path / "new")
 
 
 def test_the_best_trials_of_a_sweep_become_an_ensemble(whole: Path) -> None:
@@ -185,7 +198,7 @@ def test_a_full_disk_stops_the_sweep_and_loses_nothing(folder: Path, small_disk:
     # Checkpoints of four networks of 180 kB with momentum do not fit into the megabyte; those of the digits do.
     said = sweep(folder, str(out), "--seeds", "0", "model.factory=net.py:wide")
     assert said.status == 1
-    assert "the disk is full" in said.err
+    assert "the disk is full. Mend it, and continue" in said.err
     assert f"headway sweep --resume {out}" in said.err
     assert not any(trial.has_failed for trial in read_journal(out).trials)
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)

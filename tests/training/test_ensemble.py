@@ -194,7 +194,7 @@ def test_members_that_do_not_fit_together(folder: Path, tmp_path: Path) -> None:
     assert "an ensemble needs two runs or more. Name another run" in refused("ensemble", a, status=2)
     (tmp_path / "link").symlink_to(a)
     assert "link: this run is named twice" in refused("ensemble", a, tmp_path / "link", status=2)
-    assert "all: this folder exists. Name another one with --out" in refused(
+    assert "all: this folder is not empty. Name another one with --out" in refused(
         "ensemble", a, b, "--out", folder / "all", status=2
     )
     assert "--snapshots takes the checkpoints of one run" in refused("ensemble", a, b, "--snapshots", status=2)

@@ -74,18 +74,25 @@ def sweep(
     if lr:
         if hosts is not None or joinable or slots == 0:
             raise UsageError("--lr trains on this machine alone", fix="Leave out --hosts, --joinable and --slots 0.")
-        if recipe is None or space is not None or budget is not None or resume is not None:
-            fix = "Write headway sweep --lr RECIPE."
-            raise UsageError("--lr needs a recipe, and neither --space nor --budget nor --resume", fix=fix)
-        from headway.sweep.learning_rate import RateOptions, find_rates
+        if space is not None or budget is not None:
+            raise UsageError("--lr has neither --space nor --budget", fix="Write headway sweep --lr RECIPE.")
+        from headway.sweep.learning_rate import RateOptions, find_rates, resume_rates
 
-        wanted = RateOptions(
-            batches=tuple(parse_batch(text) for text in split_list(batches)),
-            optimizers=tuple(split_list(optimizers)),
-            slots=slots,
-        )
-        rates = find_rates(recipe, overrides or (), wanted, out)
+        if recipe is not None and resume is None:
+            wanted = RateOptions(
+                batches=tuple(parse_batch(text) for text in split_list(batches)),
+                optimizers=tuple(split_list(optimizers)),
+                slots=slots,
+            )
+            rates = find_rates(recipe, overrides or (), wanted, out)
+        elif recipe is None and resume is not None and not (out or batches or optimizers or slots):
+            rates = resume_rates(resume)
+        else:
+            fix = "Write headway sweep --lr RECIPE, or headway sweep --lr --resume FOLDER."
+            raise UsageError("--lr needs either a recipe, or --resume without other settings", fix=fix)
         print_result(rates.to_json(), as_json, rates.describe())
+        if rates.has_failed:
+            raise typer.Exit(1)
         return
     if batches is not None or optimizers is not None:
         raise UsageError("--batches and --optimizers belong to --lr", fix="Write headway sweep --lr RECIPE.")

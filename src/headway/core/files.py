@@ -120,6 +120,28 @@ def expect_writable(*files: Path | None) -> None:
             raise UsageError("nothing can be written there", where=str(path), fix="Name another place.")
 
 
+def expect_empty_folder(folder: Path, option: str, unfinished: tuple[str, ...] = ()) -> None:
+    """Checks a folder to create: it does not exist, or holds no file. Call it before the work, not after.
+
+    Args:
+        option: the option or argument that names the folder, for the message.
+        unfinished: names of files that do not count. Their process was killed before the folder was complete, and may
+            have left them, or their temporary files.
+
+    Raises:
+        UsageError: it is a file, or holds other files.
+    """
+    fix = f"Name another one with {option}"
+    if folder.exists() and not folder.is_dir():
+        raise UsageError("this is a file, not a folder", where=str(folder), fix=fix)
+    # Those of `write_atomically` begin with a dot.
+    names = (*unfinished, *(f".{name}." for name in unfinished))
+    for path in folder.rglob("*"):
+        # Never write beside files of other programs, nor beside a half-deleted run.
+        if not path.is_dir() and not (path.parent == folder and path.name.startswith(names)):
+            raise UsageError("this folder is not empty", where=str(folder), fix=fix)
+
+
 def write_atomically(path: Path, data: bytes | str) -> None:
     """Writes a temporary file (text as UTF-8), syncs it to disk, and renames it to `path`.
 

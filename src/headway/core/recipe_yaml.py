@@ -145,6 +145,10 @@ def format_overrides(values: Mapping[str, Any]) -> list[str]:
 
 def dump_in_line(value: Any) -> str:
     """Dumps a value on one line, however long, quoted as inside brackets."""
+    # Numbers as YAML writes them, without its serializer, which takes a fifth of a millisecond.
+    if type(value) is int or (type(value) is float and math.isfinite(value)):
+        text = repr(value)
+        return text.replace("e", ".0e", 1) if "." not in text else text
     # Inside a list, as YAML ends a bare value with a line of dots.
     text = yaml.dump(
         [value], Dumper=RecipeDumper, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf

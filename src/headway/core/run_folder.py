@@ -30,7 +30,7 @@ import numpy as np
 
 from headway.core import row_file
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.files import describe_os_error, open_regular, read_text, write_atomically
+from headway.core.files import describe_os_error, expect_empty_folder, open_regular, read_text, write_atomically
 from headway.core.interface import choose_wording
 from headway.core.path_suggestions import suggest_path
 from headway.core.recipe_yaml import parse_recipe
@@ -106,20 +106,8 @@ class RunFolder:
                     where=str(folder),
                     fix=f"Resume it: {describe_resume(folder)}. Or name another one with {get_run_option()}",
                 )
-            if folder.exists() and not folder.is_dir():
-                raise UsageError("this is a file, not a folder", where=str(folder))
-            # Never write beside files of other programs, nor beside a half-deleted run.
-            if folder.is_dir() and not run._is_unborn():
-                raise UsageError(
-                    "this folder is not empty", where=str(folder), fix=f"Name another one with {get_run_option()}"
-                )
-
-    def _is_unborn(self) -> bool:
-        """Returns True if the folder has only files that are written before the recipe, complete or not."""
-        # Names that begin with a dot are temporary files of `write_atomically`.
-        before = ("provenance.json", ".provenance.json.", ".recipe.yaml.")
-        files = [path for path in self.folder.rglob("*") if not path.is_dir()]
-        return all(path.parent == self.folder and path.name.startswith(before) for path in files)
+            # The recipe is written last, so a folder without one is not a run yet.
+            expect_empty_folder(folder, get_run_option(), unfinished=("provenance.json", "recipe.yaml"))
 
     def describe_origin(self) -> str:
         """Returns what the folder holds if it was not trained, such as `ensemble of 3 networks`; otherwise nothing."""

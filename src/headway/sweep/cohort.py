@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import time
 import traceback
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from headway.core.errors import HeadwayError, TrainingError
+from headway.core.errors import HeadwayError, TrainingError, UserCodeError
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
 from headway.core.system_errors import FULL
@@ -51,7 +52,7 @@ class Outcome:
     Attributes:
         trial: number of the trial.
         step: step that it has reached.
-        metrics: metrics of its newest evaluation, which is that of `step`; None if it failed or has no evaluation set.
+        metrics: metrics of its evaluation at the step that it was to reach; None if it failed or has no evaluation set.
         failure: why it failed; empty if it did not.
         kind: `diverged` if its numbers did, `crashed` after any other error, `stopped` if it was told to stop.
         trace: the traceback of a crash.
@@ -66,12 +67,38 @@ class Outcome:
 
 
 @final
-class _Member:
-    """A trial in this process, between two of its steps."""
+class _Generators:
+    """The global random generators, which several trials use in turn. States are copied only when the trial changes."""
 
-    def __init__(self, assignment: Assignment, key: str, shared: SharedInputs) -> None:
+    def __init__(self) -> None:
+        # Weak: a trial that has ended leaves the memory.
+        self._user: weakref.ref[_Member] | None = None
+
+    def give_to(self, member: _Member) -> None:
+        """Sets the generators to the states that a trial left them in, and keeps those of the trial before it."""
+        before = None if self._user is None else self._user()
+        if before is member:
+            return
+        if before is not None and before.trainer is not None:
+            before.states = GeneratorStates.read(before.trainer.setup.device)
+        if member.states is not None:
+            member.states.restore()
+        self._user = weakref.ref(member)
+
+
+@final
+class _Member:
+    """A trial in this process, between two of its steps.
+
+    Attributes:
+        states: the states of its generators, while another trial uses them.
+    """
+
+    def __init__(self, assignment: Assignment, key: str, shared: SharedInputs, generators: _Generators) -> None:
         self.trial, self.key, self.until = assignment.trial, key, assignment.until
-        self._states: GeneratorStates | None = None
+        self._run = RunFolder(assignment.folder)
+        self.states: GeneratorStates | None = None
+        self._generators = generators
         self._steps = _open_steps(assignment, shared)
         # None once the run has ended.
         self.trainer: Trainer | None = None
@@ -81,8 +108,7 @@ class _Member:
 
     def take_turn(self) -> None:
         """Makes the next step, and the actions after it."""
-        if self._states is not None:
-            self._states.restore()
+        self._generators.give_to(self)
         if self.trainer is not None:
             # The time of the others belongs to no stage.
             self.trainer.clock.start()
@@ -90,8 +116,6 @@ class _Member:
             self.trainer = self._last = next(self._steps)
         except StopIteration as end:
             self.trainer, self._summary = None, end.value.summary
-            return
-        self._states = GeneratorStates.read(self.trainer.setup.device)
 
     @property
     def step(self) -> int:
@@ -100,7 +124,12 @@ class _Member:
 
     @property
     def metrics(self) -> dict[str, float] | None:
-        """Metrics of the newest evaluation."""
+        """Metrics of the evaluation at `until`; None if there is none."""
+        if self.step > self.until:
+            # A journal whose end was removed asks again for a rung that the trial has passed.
+            records = self._run.read_metrics()
+            at = (one for one in records if one.get("kind") == "evaluate" and one.get("step") == self.until)
+            return next(({name: value for name, value in one.items() if isinstance(value, float)} for one in at), None)
         if self._last is not None:
             return self._last.metrics
         # The run was at its end before, so it has no trainer.
@@ -152,6 +181,7 @@ class Cohorts:
         self._told = time.monotonic()
         self._members: dict[int, _Member] = {}
         self._shared: dict[str, SharedInputs] = {}
+        self._generators = _Generators()
 
     @property
     def trials(self) -> list[int]:
@@ -197,7 +227,7 @@ class Cohorts:
             if key not in self._shared:
                 self._shared[key] = SharedInputs()
             with hide_progress(True):
-                member = _Member(assignment, key, self._shared[key])
+                member = _Member(assignment, key, self._shared[key], self._generators)
         except Exception as error:
             return None, _explain(assignment.trial, 0, error)
         self._members[assignment.trial] = member
@@ -271,8 +301,14 @@ def _explain(trial: int, step: int, error: Exception) -> Outcome:
         kind = "diverged"
     elif _is_of_machine(error):
         kind = "machine"
-    trace = "" if isinstance(error, HeadwayError) else "".join(traceback.format_exception(error))
-    return Outcome(trial=trial, step=step, failure=str(error), kind=kind, trace=trace)
+    # Errors of ours are sentences, and those of the user's code show its lines.
+    shown = error.__cause__ if isinstance(error, UserCodeError) else None if isinstance(error, HeadwayError) else error
+    trace = "" if shown is None else "".join(traceback.format_exception(shown))
+    failure = str(error)
+    if kind == "machine" and isinstance(error, HeadwayError):
+        # Its fix continues this trial alone, and the coordinator's continues the sweep.
+        failure = f"{error.where}: {error.what}" if error.where else error.what
+    return Outcome(trial=trial, step=step, failure=failure, kind=kind, trace=trace)
 
 
 def _is_of_machine(error: BaseException | None) -> bool:

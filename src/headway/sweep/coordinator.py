@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
+from itertools import cycle
 from queue import SimpleQueue
 from typing import Any, final
 
@@ -140,7 +141,9 @@ class Coordinator:
                 crashes, self._crashes = self._crashes, []
                 self._record(crashes, journal)
             else:
-                self._handle(self._next_event(), journal)
+                # Most answers only count steps. A slot that waits for its feed may be free to go on, though.
+                while not self._handle(self._next_event(), journal) and not any(slot.is_idle for slot in self._slots):
+                    show(journal.state, self.steps)
             show(journal.state, self.steps)
         return journal.state
 
@@ -169,31 +172,35 @@ class Coordinator:
             slot.is_idle = slot.is_idle or "idle" in message
         return outcomes
 
-    def measure(self, assignments: Sequence[Assignment]) -> tuple[float, list[TrialCosts]]:
-        """Measures what trials cost; returns core seconds until a process is ready, and the costs of each trial.
+    def measure(
+        self, assignments: Sequence[Assignment], slots: int
+    ) -> tuple[list[float], list[tuple[Assignment, TrialCosts]]]:
+        """Measures what trials cost; returns core seconds until each process is ready, and what was found.
 
-        Trials that fail are left out.
+        Trials that fail are left out; some are measured twice if there are fewer than slots.
+
+        Args:
+            slots: how many slots will train. All of them measure at once, as they will share caches and a clock rate.
         """
-        while not self._slots:
-            self._take(self._next_event())
-        slot, found = self._slots[0], list[TrialCosts]()
-        # A worker that has joined is ready, and has said what its start took.
-        start_s = slot.core_s
-        for assignment in assignments:
-            slot.measure(assignment)
-            while not slot.is_idle:
-                other, message = self._take(self._next_event())
-                if message is None:
-                    self._bury(other)
-                    if other is slot:
-                        return start_s, found
-                elif other is slot and "ready" in message:
-                    start_s = message["core_s"]
-                elif other is slot and "costs" in message:
-                    slot.is_idle = True
-                    if message["costs"] is not None:
-                        found.append(TrialCosts(**message["costs"]))
-        return start_s, found
+        waiting = [one for one, _ in zip(cycle(assignments), range(max(len(assignments), slots)))]
+        own, found, starts = dict[int, Assignment](), list[tuple[Assignment, TrialCosts]](), dict[int, float]()
+        while waiting or not all(slot.is_idle for slot in self._slots):
+            for slot in self._slots[:slots]:
+                if slot.is_idle and waiting:
+                    own[slot.number] = waiting.pop(0)
+                    slot.measure(own[slot.number])
+            slot, message = self._take(self._next_event())
+            if message is None:
+                # Its next process starts anew.
+                self._bury(slot)
+                continue
+            if "ready" in message:
+                starts[slot.number] = message["core_s"]
+            if "costs" in message:
+                slot.is_idle = True
+                if message["costs"] is not None:
+                    found.append((own[slot.number], TrialCosts(**message["costs"])))
+        return list(starts.values()), found
 
     @property
     def core_s(self) -> float:
@@ -332,6 +339,8 @@ class Coordinator:
     def _prepare(self, task: Task, journal: Journal) -> bool:
         """Builds the assignment of a task; returns False if the recipe refuses the trial's values."""
         trial = task.trial
+        if (trial.number, task.rung) in self._assignments:
+            return True
         try:
             assignment = self._build(trial.number, trial.values, journal.state, task.to)
         except RecipeError as error:
@@ -351,7 +360,8 @@ class Coordinator:
 
     # Answers of slots.
 
-    def _handle(self, event: Event, journal: Journal) -> None:
+    def _handle(self, event: Event, journal: Journal) -> bool:
+        """Handles an answer of a slot. Returns False if it only counted steps."""
         slot, message = self._take(event)
         if message is None:
             self._handle_death(slot, journal)
@@ -365,6 +375,8 @@ class Coordinator:
             self._feeders.leave(slot.number)
         else:
             self.steps += message.get("steps", 0)
+            return False
+        return True
 
     def _note(self, slot: Slot, outcome: Outcome) -> None:
         slot.training.pop(outcome.trial, None)
@@ -382,7 +394,10 @@ class Coordinator:
         if outcome.kind != "done":
             self._fail(outcome, rung, journal)
             return
-        assert outcome.metrics is not None
+        if outcome.metrics is None:
+            what = f"it has reached step {outcome.step}, and its metrics.jsonl lacks the evaluation of this rung"
+            self._fail(replace(outcome, failure=what, kind="crashed"), rung, journal)
+            return
         score = outcome.metrics[self._settings.objective]
         # This trial shows that the sweep works, so those that crashed before it did so by themselves.
         crashes, self._crashes = self._crashes, []
@@ -396,7 +411,7 @@ class Coordinator:
             return
         self._crashes.append(result)
         if len(self._crashes) >= MOST_CRASHES:
-            how = outcome.trace or outcome.failure
+            how = (outcome.trace or outcome.failure).rstrip()
             what = f"{MOST_CRASHES} trials crashed one after another, the last one with:\n{how}"
             fix = f"Mend the cause, and continue: headway sweep --resume {self._sweep.folder}"
             raise UserCodeError(what, fix=fix) if outcome.trace else HeadwayError(what, fix=fix)

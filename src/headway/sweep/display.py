@@ -39,6 +39,7 @@ class SweepDisplay:
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._began = self._shown = time.monotonic()
         self._told = set[tuple[int, int]]()
+        self._newest: State | None = None
 
     def __enter__(self) -> SweepDisplay:
         if self._live is not None:
@@ -53,7 +54,9 @@ class SweepDisplay:
 
     def update(self, state: State, steps: int) -> None:
         """Shows the newest state, a few times a second at most. Args: steps: made by all trials so far."""
-        self._tell_rungs(state)
+        if state is not self._newest:
+            self._newest = state
+            self._tell_rungs(state)
         now = time.monotonic()
         if self._live is not None and now - self._shown > REFRESH_S:
             self._live.update(self._build_table(state, steps), refresh=True)

@@ -46,9 +46,10 @@ def extrapolate_scores(state: State, seed: int = 0) -> list[float]:
             Average over several seeds what you compute of the scores.
     """
     sign = 1.0 if state.plan.higher_is_better else -1.0
-    levels = sorted({level for bracket in state.plan.brackets for level in bracket.levels})
+    # Floats, as the hash of a Fraction takes long.
+    levels = sorted({float(level) for bracket in state.plan.brackets for level in bracket.levels})
     # By level, not by rung: the brackets of hyperband have different ones.
-    reached = [{level: sign * score for level, score in list_scores(state, trial)} for trial in state.trials]
+    reached = [{float(level): sign * score for level, score in list_scores(state, trial)} for trial in state.trials]
     known = [score for scores in reached for score in scores.values()]
     if not known:
         return []

@@ -109,24 +109,20 @@ def read_journal(folder: Path) -> State:
         UsageError: the folder has no journal.
         HeadwayError: it is damaged, or cannot be read.
     """
+    return read_history(folder)[0]
+
+
+def read_history(folder: Path) -> tuple[State, list[Record]]:
+    """Returns the state of a sweep and its records in their order; see `read_journal`."""
     path = folder / NAME
     if not path.exists():
         raise UsageError(f"this is not the folder of a sweep (it has no {NAME})", where=str(folder))
+    records = list[Record]()
     with _explain(path):
-        state, _ = _parse(path, read_regular(path))
+        state, _ = _parse(path, read_regular(path), records)
     if state is None:
         raise UsageError("this sweep was stopped before its first decision", where=str(folder), fix="Start it again")
-    return state
-
-
-def read_records(folder: Path) -> list[Record]:
-    """Returns the records of a sweep in their order, also while another process runs it. Raises as `read_journal`."""
-    path = folder / NAME
-    read_journal(folder)
-    with _explain(path):
-        content = read_regular(path)
-    _, size = _parse(path, content)
-    return [decode_record(parse_object(_check(line))) for line in content[:size].splitlines()]
+    return state, records
 
 
 @contextmanager
@@ -197,8 +193,8 @@ def _encode(record: Record) -> bytes:
     return f'{text[:-1]}, "crc32": "{zlib.crc32(text.encode()):08x}"}}\n'.encode()
 
 
-def _parse(path: Path, content: bytes) -> tuple[State | None, int]:
-    """Returns the state and the size of all whole lines; None and 0 if there is none."""
+def _parse(path: Path, content: bytes, records: list[Record] | None = None) -> tuple[State | None, int]:
+    """Returns the state and the size of all whole lines; None and 0 if there is none. Adds them to `records`."""
     state, size = None, 0
     *lines, _ = content.split(b"\n")
     for number, line in enumerate(lines, 1):
@@ -224,6 +220,8 @@ def _parse(path: Path, content: bytes) -> tuple[State | None, int]:
         except (JsonError, RecordError) as error:
             raise _build_damage(path, number, str(error)) from None
         size += len(line) + 1
+        if records is not None:
+            records.append(record)
     return state, size
 
 

@@ -6,32 +6,25 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-import torch
-
-from headway.core.errors import TrainingError, UsageError, suggest_nearest
+from headway.core.errors import UsageError, suggest_nearest
 from headway.core.files import write_atomically
-from headway.core.messages import mute_messages
 from headway.core.recipe import LoadedRecipe
-from headway.core.recipe_override import override_values
+from headway.core.recipe_override import collect_given_values, override_values
 from headway.core.recipe_types import find_tagged_members
 from headway.core.run_folder import RunFolder
 from headway.optim.batch_scaling import BatchScaledRecipe
 from headway.optim.optimizer_recipe import AnyOptimizerRecipe
 from headway.setup.rates import resolve_batch
 from headway.setup.recipe import TrainRecipe
-from headway.sweep.parameter import ParameterRecipe
-from headway.sweep.range_test import measure_ranges
-from headway.sweep.rate_curve import count_test_steps, propose_rate
-from headway.sweep.rate_table import FACTORS, Candidate, RateRow, RatesResult, ScalingFit, fit_exponent
-from headway.sweep.space_recipe import SpaceRecipe
-from headway.sweep.sweep import SweepOptions, start_sweep
-from headway.sweep.sweep_folder import expect_empty, write_found_recipe
-from headway.sweep.trials import count_steps, probe_recipe
+from headway.sweep.rate_search import RateSearch
+from headway.sweep.rate_table import RateRow, RatesResult, ScalingFit, fit_exponent
+from headway.sweep.rates_folder import RatesFolder, RatesRecipe
+from headway.sweep.sweep_folder import write_found_recipe
+from headway.sweep.trials import Probe, probe_recipe
 from headway.training.runs import load_recipe
 
 LOG = logging.getLogger("headway.sweep")
@@ -71,42 +64,66 @@ def find_rates(recipe: Path, overrides: Sequence[str], options: RateOptions, fol
         RecipeError: the recipe has no evaluation set, or an optimizer refuses its values.
         TrainingError: the loss falls at no rate, for any optimizer and batch.
     """
-    began = time.monotonic()
     loaded = load_recipe(recipe, overrides)
     optimizers = _check_optimizers(options.optimizers, loaded.recipe.optimizer.name)
-    own_batch = resolve_batch(loaded, 1).recipe.global_batch
-    batches = _check_batches(options.batches) or (own_batch,)
+    batches = _check_batches(options.batches) or (resolve_batch(loaded, 1).recipe.global_batch,)
     # Every combination, before anything trains.
-    variants = {(name, batch): build_variant(loaded, name, batch) for batch in batches for name in optimizers}
-    folder = folder or RunFolder.find_free_name(Path("sweeps"), f"{loaded.recipe.name}-lr")
-    expect_empty(folder)
-    probe = probe_recipe(loaded, None, {"optimizer.lr": None})
-    folder.mkdir(parents=True, exist_ok=True)
-
-    rows: list[RateRow] = []
     for batch in batches:
-        # What the machine decides for the recipe holds for all of them.
-        tested = [build_variant(probe.loaded, name, batch) for name in optimizers]
-        for row, one in zip(_test_ranges(loaded, tested, batch, probe.samples), tested, strict=True):
-            rows.append(row if row.failure else _confirm(row, one, options.slots, folder))
-    found = [row for row in rows if row.lr is not None]
-    if not found:
-        raise TrainingError(rows[0].failure)
-    chosen = _choose(found, own_batch, higher_is_better=probe.higher_is_better)
-    path = _write_recipe(folder, variants[chosen.optimizer, chosen.batch], chosen, probe.objective)
-    lr = loaded.recipe.optimizer.lr
-    rule = lr.scale if isinstance(lr, BatchScaledRecipe) else "none"
-    result = RatesResult(
-        folder=folder,
-        objective=probe.objective,
-        rows=tuple(rows),
-        fits=tuple(_fit_rates(found)),
-        rule=(rule, EXPONENTS[rule]),
-        recipe=path,
-        chosen=chosen,
-        seconds=time.monotonic() - began,
+        for name in optimizers:
+            build_variant(loaded, name, batch)
+    folder = folder or RunFolder.find_free_name(Path("sweeps"), f"{loaded.recipe.name}-lr")
+    RatesFolder(folder).expect_new()
+    probe = probe_recipe(loaded, None, {"optimizer.lr": None})
+    settings = RatesRecipe(
+        recipe=collect_given_values(loaded), batches=batches, optimizers=optimizers, slots=options.slots
     )
-    write_atomically(folder / "lr.json", json.dumps(result.to_json(), indent=1) + "\n")
+    return _run(RatesFolder.create(folder, settings, loaded), settings, loaded, probe)
+
+
+def resume_rates(folder: Path) -> RatesResult:
+    """Continues a search that was stopped or killed, and tries again what had failed.
+
+    Rows that are finished, range tests and trainings are not repeated, but for the range tests of a batch that were
+    under way.
+
+    Raises:
+        UsageError: there is none in this folder, or another process works in it. HeadwayError: see `find_rates`.
+    """
+    rates = RatesFolder.open(folder)
+    settings, loaded = rates.read_settings()
+    return _run(rates, settings, loaded, probe_recipe(loaded, None, {"optimizer.lr": None}))
+
+
+def _run(rates: RatesFolder, settings: RatesRecipe, loaded: LoadedRecipe[TrainRecipe], probe: Probe) -> RatesResult:
+    """Finds the rates that are missing, and writes the result."""
+    began = time.monotonic()
+    with rates.lock():
+        search = RateSearch(rates, probe, settings.slots)
+        for batch in settings.batches:
+            # What the machine decides for the recipe holds for all of them.
+            variants = [build_variant(probe.loaded, name, batch) for name in settings.optimizers]
+            search.add_batch(variants)
+        found = [row for row in search.rows if not row.failure]
+        if not found:
+            raise search.errors[0]
+        own_batch = resolve_batch(loaded, 1).recipe.global_batch
+        chosen = _choose(found, own_batch, higher_is_better=probe.higher_is_better)
+        path = _write_recipe(
+            rates.folder, build_variant(loaded, chosen.optimizer, chosen.batch), chosen, probe.objective
+        )
+        lr = loaded.recipe.optimizer.lr
+        rule = lr.scale if isinstance(lr, BatchScaledRecipe) else "none"
+        result = RatesResult(
+            folder=rates.folder,
+            objective=probe.objective,
+            rows=tuple(search.rows),
+            fits=tuple(_fit_rates(found)),
+            rule=(rule, EXPONENTS[rule]),
+            recipe=path,
+            chosen=chosen,
+            seconds=time.monotonic() - began,
+        )
+        write_atomically(rates.folder / "lr.json", json.dumps(result.to_json(), indent=1) + "\n")
     return result
 
 
@@ -142,54 +159,6 @@ def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
         if batch < 1:
             raise UsageError(f"a batch of {batch} has no sample", fix="Name batches of 1 or more.")
     return tuple(sorted(set(batches)))
-
-
-def _test_ranges(
-    loaded: LoadedRecipe[TrainRecipe], tested: Sequence[LoadedRecipe[TrainRecipe]], batch: int, samples: int
-) -> list[RateRow]:
-    """Returns the rows of one batch, as far as range tests fill them."""
-    trainings = [count_steps(one, samples) for one in tested]
-    tests = measure_ranges(tested, [count_test_steps(steps) for steps in trainings])
-    # The processes of the sweep need the memory of a GPU that this one no longer uses.
-    torch.cuda.empty_cache()
-    rows, own = list[RateRow](), loaded.recipe.optimizer
-    for one, test, steps in zip(tested, tests, trainings, strict=True):
-        optimizer = one.recipe.optimizer
-        is_own = optimizer.name == own.name
-        lr = optimizer.lr if is_own and isinstance(optimizer.lr, float) else None
-        row = RateRow(optimizer=optimizer.name, batch=batch, recipe_lr=lr)
-        try:
-            if isinstance(test, TrainingError):
-                raise test
-            row = replace(row, curve=test.curve, work=test.steps / steps)
-            proposal = propose_rate(test.curve, is_layer_wise=optimizer.is_layer_wise)
-        except TrainingError as error:
-            rows.append(replace(row, failure=str(error)))
-            LOG.warning(f"{optimizer.name} at batch {batch:,}: {error}")
-            continue
-        rows.append(replace(row, minimum=proposal.minimum, proposal=proposal.rate))
-        what = f"the loss is lowest at {proposal.minimum:.3g}, so {proposal.rate:.3g} is proposed"
-        LOG.info(f"{optimizer.name} at batch {batch:,}: {what}.")
-    return rows
-
-
-def _confirm(row: RateRow, loaded: LoadedRecipe[TrainRecipe], slots: int | None, folder: Path) -> RateRow:
-    """Trains the proposed rate and its neighbours, and returns the row with the best one."""
-    assert row.proposal is not None
-    rates = [float(f"{row.proposal * factor:.3g}") for factor in FACTORS]
-    space = SpaceRecipe(method="grid", parameters={"optimizer.lr": ParameterRecipe(choice=tuple(rates))})
-    options = SweepOptions(budget=Fraction(len(rates)), method="random", slots=slots, seeds=0)
-    # The recipe is set up anew, and says the same as before the range test.
-    with mute_messages(["setup"]):
-        result = start_sweep(loaded, space, options, folder / "sweeps" / f"{row.optimizer}-{row.batch}")
-    candidates = [Candidate(lr=one.values["optimizer.lr"], score=one.scores[-1]) for one in result.state.trials]
-    return replace(
-        row,
-        candidates=tuple(candidates),
-        lr=result.values["optimizer.lr"],
-        score=result.score,
-        work=row.work + len(rates),
-    )
 
 
 def _choose(rows: Sequence[RateRow], own_batch: int, *, higher_is_better: bool) -> RateRow:

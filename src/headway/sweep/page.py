@@ -50,9 +50,9 @@ def build_panels(summary: SweepSummary) -> list[Panel]:
     return [
         _build_cards(summary),
         *_build_winner_table(summary),
-        _build_progress(summary),
+        *([_build_progress(summary)] if summary.winner is not None else []),
         _build_parallel(summary),
-        _build_rungs(summary),
+        *([_build_rungs(summary)] if summary.winner is not None else []),
         *_build_importance(summary),
         *_build_slices(summary),
         _build_rung_table(summary),
@@ -85,7 +85,7 @@ def _build_cards(summary: SweepSummary) -> Panel:
     if (seconds := _sum_seconds(summary.trials)) is not None:
         cards.append(("training time", format_duration(seconds), "of all trials, each in its own turns"))
     cards += _list_core_cards(summary.result)
-    note = SAME_BATCHES
+    note = SAME_BATCHES if len(summary.trials) > 1 else ""
     if summary.differing:
         note = (
             f"Trials differ in {' and '.join(summary.differing)}, which changes the batches: only trials that are "
@@ -111,8 +111,8 @@ def _build_winner_table(summary: SweepSummary) -> list[Panel]:
     if (winner := summary.winner) is None:
         return []
     rows = [(key, _format_value(value)) for key, value in winner.values.items()]
-    scores = [f"{_format_level(level)}: {format_metric('', score)}" for level, score in winner.points]
-    note = f"Scores by fraction of a training: {', '.join(scores)}."
+    scores = [f"{format_metric('', score)} after {_describe_level(level)}" for level, score in winner.points]
+    note = f"{'Scores' if len(scores) > 1 else 'Score'}: {', '.join(scores)}."
     retrained = summary.result.get("retrained", {}).get("scores", [])
     if retrained:
         note += f" Trained again with new seeds: {', '.join(format_metric('', score) for score in retrained)}."
@@ -214,8 +214,8 @@ def _build_importance(summary: SweepSummary) -> list[Panel]:
         return [panel.text("importance", title, text, **given)] if summary.common_level is not None else []
     r2 = found.found.r2
     note = (
-        f"Share of what a random forest explains of the {'logarithms of the ' if found.log else ''}scores at "
-        f"{_format_level(summary.common_level)} of a training, of {pluralise(found.found.scores, 'trial')}, by each "
+        f"Share of what a random forest explains of the {'logarithms of the ' if found.log else ''}scores after "
+        f"{_describe_level(summary.common_level)}, of {pluralise(found.found.scores, 'trial')}, by each "
         "parameter: permutation importance on trials that a tree has not seen. "
         f"Out of bag, the forest predicts R² = {r2:.2f} of the variance"
     )
@@ -225,7 +225,7 @@ def _build_importance(summary: SweepSummary) -> list[Panel]:
     note += "Failed trials are left out; a narrow range makes a parameter look unimportant."
     ranked = sorted(zip(found.parameters, found.found.shares, strict=True), key=lambda one: -one[1])
     values = [round(100 * share, 1) for _, share in ranked]
-    label = "% of the explained variance"
+    label = "share, %"
     return [
         panel.bars(
             "importance", title, [key for key, _ in ranked], [("share", values)], x_label=label, note=note, **given
@@ -242,7 +242,7 @@ def _build_slices(summary: SweepSummary) -> list[Panel]:
     axes = [_build_parameter_axis(summary, key, trials, in_lists=True) for key in summary.settings.space.parameters]
     scores = [[_round(trial.get_score(level))] for trial in trials]
     names, ranks = _name_trials(trials)
-    note = f"Scores at {_format_level(level)} of a training, which most trials reached; colours are final ranks."
+    note = f"Scores after {_describe_level(level)}, which most trials reached; colours are final ranks."
     return [
         panel.paths(
             "slices",
@@ -361,6 +361,10 @@ def _sum_seconds(trials: Sequence[TrialSummary]) -> float | None:
 
 def _format_level(level: Fraction) -> str:
     return "all" if level == 1 else str(level)
+
+
+def _describe_level(level: Fraction) -> str:
+    return "a full training" if level == 1 else f"{level} of a training"
 
 
 def _format_number(value: float) -> str:

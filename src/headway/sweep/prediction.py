@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -28,12 +29,14 @@ class TrialShape:
         costs: seconds of its parts.
         steps: steps of a full training.
         evaluations, checkpoints: those of a full training, without those of rungs.
+        weight: how many trials of the sweep are like it.
     """
 
     costs: TrialCosts
     steps: int
     evaluations: float
     checkpoints: float
+    weight: float = 1.0
 
 
 @final
@@ -75,7 +78,7 @@ def predict_sweep(
     slots. Rungs follow each other.
 
     Args:
-        shapes: a sample of trials, such as the first ones.
+        shapes: a sample of trials.
         slots: processes that train at once.
         together: most trials that take turns in one process.
         seeds: full trainings of the winner at the end.
@@ -84,8 +87,9 @@ def predict_sweep(
             slots' cores.
     """
     sums = [_predict_one(plan, shape, slots, together, seeds, feeds) for shape in shapes]
-    core, wall, own = (sum(parts) / len(sums) for parts in zip(*sums, strict=True))
-    once = start_s + sum(shape.costs.open_s for shape in shapes) / len(shapes)
+    weights = [shape.weight for shape in shapes]
+    core, wall, own = (statistics.fmean(parts, weights) for parts in zip(*sums, strict=True))
+    once = start_s + statistics.fmean([shape.costs.open_s for shape in shapes], weights)
     # The feeder starts beside the last slot, but its start takes a core's time too.
     core_s = core + (slots + feeds) * once
     wall_s = wall + once * (1 + feeds / slots)
@@ -127,7 +131,8 @@ def _predict_one(
                 seconds = [one + other for one, other in zip(work, decoding, strict=True)]
                 core, wall = core + sum(seconds), wall + max(seconds, default=0.0)
     begin, end = Fraction(0), Fraction(1)
-    alone = _cost_work(shape, begin, end) + _cost_decoding(shape, begin, end) + shape.costs.end_s
+    # A seed has batches of its own, for which the data are opened anew.
+    alone = _cost_work(shape, begin, end) + _cost_decoding(shape, begin, end) + shape.costs.open_s + shape.costs.end_s
     return core + seeds * alone, wall + math.ceil(seeds / slots) * alone, own + seeds * alone
 
 

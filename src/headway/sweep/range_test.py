@@ -13,7 +13,7 @@ from typing import Any, Literal, final
 
 import torch
 
-from headway.core.errors import RecipeError, TrainingError
+from headway.core.errors import HeadwayError, RecipeError, TrainingError
 from headway.core.messages import mute_messages
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
@@ -68,7 +68,7 @@ class RangeTest:
 
 def measure_ranges(
     recipes: Sequence[LoadedRecipe[TrainRecipe]], steps: Sequence[int]
-) -> list[RangeTest | TrainingError]:
+) -> list[RangeTest | HeadwayError]:
     """Makes a range test of each recipe. They read the same batches, in turns of one step.
 
     The range follows from the optimizer's own first step, whose length is proportional to the rate for every optimizer:
@@ -80,26 +80,27 @@ def measure_ranges(
         steps: steps of each test.
 
     Returns:
-        the test of each recipe, or why there is none: its first step moves no weight, or its first loss is not finite.
+        the test of each recipe, or why there is none: its first step moves no weight, its first loss is not finite, or
+        it cannot be set up (see `build_setup`).
 
     Raises:
-        HeadwayError: see `build_setup`. RecipeError: an optimizer changes its learning rate by itself.
+        RecipeError: an optimizer changes its learning rate by itself.
     """
     for loaded in recipes:
         if loaded.recipe.optimizer.changes_lr:
             what = f"{loaded.recipe.optimizer.name} changes its learning rate by itself, so it has no range test"
             raise RecipeError(what, where="optimizer.name", fix="Take another optimizer, for example sgd or lars.")
-    found: list[RangeTest | TrainingError] = []
+    found: list[RangeTest | HeadwayError] = []
     with closing(SharedInputs()) as shared, mute_messages(["setup", "training"]), ExitStack() as stack:
         tests: dict[int, _Test] = {}
         for place, loaded in enumerate(recipes):
             try:
                 change, before = _measure_change(loaded, shared)
-            except TrainingError as error:
+                rates = list_rates(FIRST_CHANGE / change, LAST_CHANGE / change, steps[place])
+                tests[place] = stack.enter_context(closing(_Test(loaded, rates, shared)))
+            except HeadwayError as error:
                 found.append(error)
                 continue
-            rates = list_rates(FIRST_CHANGE / change, LAST_CHANGE / change, steps[place])
-            tests[place] = stack.enter_context(closing(_Test(loaded, rates, shared)))
             found.append(RangeTest(RateCurve(rates, ()), change, before))
         # In turns, so that each batch is decoded once.
         while going := [test for test in tests.values() if not test.is_over]:

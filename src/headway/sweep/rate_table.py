@@ -75,6 +75,20 @@ class RateRow:
             tree["range_test"] = {"rates": list(self.curve.rates), "losses": losses, "smoothed": smoothed}
         return tree | ({"failure": self.failure} if self.failure else {})
 
+    @staticmethod
+    def from_json(tree: dict[str, Any]) -> RateRow:
+        """Reads a row that `to_json` has written.
+
+        Raises:
+            KeyError, TypeError: it is none.
+        """
+        values, test = dict(tree), tree.get("range_test")
+        values.pop("range_test", None)
+        values["candidates"] = tuple(Candidate(**one) for one in tree["candidates"])
+        if test is not None:
+            values["curve"] = RateCurve(tuple(test["rates"]), tuple(test["losses"]))
+        return RateRow(**values)
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +133,11 @@ class RatesResult:
     recipe: Path
     chosen: RateRow
     seconds: float
+
+    @property
+    def has_failed(self) -> bool:
+        """True if a row has no rate."""
+        return any(row.failure for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the result as a JSON object."""

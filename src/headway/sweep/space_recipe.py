@@ -30,6 +30,8 @@ _FIXED: tuple[tuple[str, str], ...] = (
 )
 """Keys of a recipe, with all below them, that are the same in all trials; and the reason."""
 
+_EMPTY, _EXAMPLE = "there is nothing to vary", "optimizer.lr: {log: [0.001, 1.0]}"
+
 
 def _check_key(key: str) -> str:
     """Checks that a recipe has a key, and that trials may differ in it."""
@@ -54,13 +56,21 @@ class SpaceRecipe(RecipePart):
     """Values by dotted key of the recipe, also of free arguments, for example optimizer.lr: {log: [0.001, 1.0]} and
     model.args.width: {choice: [8, 16]}."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_empty_file(cls, tree: Any) -> Any:
+        if tree == {}:
+            raise ValueError(f"{_EMPTY}. Write for example parameters: {{{_EXAMPLE}}}")
+        return tree
+
     @field_validator("parameters", mode="before")
     @classmethod
     def _refuse_nested_keys(cls, parameters: Any) -> Any:
-        if not isinstance(parameters, dict):
+        # None: `parameters:` with nothing below it.
+        if not isinstance(parameters, dict | None):
             return parameters
         if not parameters:
-            raise ValueError("there is nothing to vary. Write for example optimizer.lr: {log: [0.001, 1.0]}")
+            raise ValueError(f"{_EMPTY}. Write for example {_EXAMPLE}")
         for key, value in parameters.items():
             inner = next(iter(value), None) if isinstance(value, dict) else None
             if inner is not None and isinstance(value[inner], dict) and inner not in ParameterRecipe.model_fields:

@@ -6,7 +6,9 @@ import json
 import logging
 import shlex
 import signal
+import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,7 +48,8 @@ from headway.sweep.state import State, list_scores, rank_trials
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe, write_found_recipe
 from headway.sweep.sweep_summary import summarise_sweep
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
-from headway.sweep.trials import build_assignment, count_steps, probe_recipe
+from headway.sweep.trials import Probe, build_assignment, count_steps, probe_recipe
+from headway.sweep.typical_trials import choose_typical_trials
 from headway.training.fork import check_forkable
 from headway.training.progress import format_duration
 from headway.training.run_steps import separate_checkpoints
@@ -54,12 +57,8 @@ from headway.training.runs import load_recipe
 
 LOG = logging.getLogger("headway.sweep")
 
-COST_KEYS = ("model", "batch", "data", "augment", "task", "transform", "epochs")
-"""Parts of a recipe by which trials differ in what a step, or their whole training, costs."""
 LEAST_GAIN = 1.02
 """Gain of a shared loader from which it is worth a word."""
-MEASURED_TRIALS = 3
-"""Trials that are measured before the sweep if their costs differ."""
 
 
 @final
@@ -80,6 +79,7 @@ class SweepOptions:
         lease_s: silence after which a worker on another machine is lost.
         together: most trials that take turns in one process.
         seeds: trainings of the winner with new seeds.
+        measures: costs are measured before the first trial, to predict the time and to choose how slots are fed.
     """
 
     budget: Fraction
@@ -94,6 +94,7 @@ class SweepOptions:
     lease_s: float = 30.0
     together: int = 16
     seeds: int = 3
+    measures: bool = True
 
 
 @final
@@ -188,23 +189,34 @@ def run_sweep(
 
 
 def start_sweep(
-    loaded: LoadedRecipe[TrainRecipe], space_recipe: SpaceRecipe, options: SweepOptions, folder: Path | None = None
+    loaded: LoadedRecipe[TrainRecipe],
+    space_recipe: SpaceRecipe,
+    options: SweepOptions,
+    folder: Path | None = None,
+    probe: Probe | None = None,
 ) -> SweepResult:
-    """Runs a sweep of a recipe and a space that are read and checked already; see `run_sweep`."""
+    """Runs a sweep of a recipe and a space that are read and checked already; see `run_sweep`.
+
+    Args:
+        probe: facts that are known of the recipe; None: it is built to find them.
+    """
     folder = folder or RunFolder.find_free_name(Path("sweeps"), loaded.recipe.name)
-    probe = probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
-    size = Space(space_recipe).size
-    bounds = [bound for bound in (size, options.max_trials) if bound is not None]
+    bounds = [bound for bound in (Space(space_recipe).size, options.max_trials) if bound is not None]
+    max_trials = min(bounds, default=None)
+    # Before any data are read: a folder that is taken, and a budget that is too small, are refused.
+    SweepFolder.expect_free(folder)
+    plan_brackets(
+        Fraction(options.budget), options.eta, Fraction(options.smallest), options.method, max_trials=max_trials
+    )
+    probe = probe or probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
     settings = SweepRecipe(
         recipe=collect_given_values(probe.loaded),
         space=space_recipe,
         objective=probe.objective,
         higher_is_better=probe.higher_is_better,
         samples=probe.samples,
-        **vars(options) | {"slots": _count_slots(options), "max_trials": min(bounds, default=None)},
+        **vars(options) | {"slots": _count_slots(options), "max_trials": max_trials},
     )
-    # Before there is a folder: a budget that is too small is refused.
-    build_plan(settings)
     sweep = SweepFolder.create(folder)
     sweep.write_settings(settings, probe.loaded)
     return _run(sweep)
@@ -252,7 +264,12 @@ def _run(sweep: SweepFolder) -> SweepResult:
             return _run_trials(sweep)
     except _StopError:
         fix = f"Continue: headway sweep --resume {shlex.quote(str(sweep.folder))}"
-        raise HeadwayError("the sweep was stopped, and its trials are saved", fix=fix) from None
+        raise SweepStoppedError("the sweep was stopped, and its trials are saved", fix=fix) from None
+
+
+@final
+class SweepStoppedError(HeadwayError):
+    """A signal has stopped the sweep, which can be continued."""
 
 
 @final
@@ -272,7 +289,8 @@ def _run_trials(sweep: SweepFolder) -> SweepResult:
         _describe_plan(plan)
         with Coordinator(sweep, settings, loaded, list_gpus()) as coordinator:
             prediction, start_s = None, 0.0
-            if not journal.state.trials:
+            if settings.measures and not journal.state.trials:
+                # Processes that measured go on as those of the sweep, so their starts are a part of it.
                 prediction, start_s = _predict(sweep, settings, loaded, plan, coordinator)
                 sweep.write_feeding(prediction is not None and prediction.feeds)
             coordinator.feeds = sweep.read_feeding()
@@ -304,38 +322,41 @@ def _run_trials(sweep: SweepFolder) -> SweepResult:
 def _predict(
     sweep: SweepFolder, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe], plan: Plan, coordinator: Coordinator
 ) -> tuple[SweepPrediction | None, float]:
-    """Measures the first trials, and predicts the sweep. Returns also the core seconds in which a process starts."""
+    """Measures some trials, and predicts the sweep. Returns also the core seconds in which its processes started."""
     space = Space(settings.space)
-    changes_cost = any(key.partition(".")[0] in COST_KEYS or key == "optimizer.name" for key in space.keys)
-    count = min(MEASURED_TRIALS, plan.trials) if changes_cost else 1
-    assignments = []
-    for trial in range(count):
+    alike, assignments = choose_typical_trials(space, settings.seed, plan.trials), []
+    for trial in alike:
         values = space.suggest(settings.seed, trial)
         folder = sweep.find_trial(trial)
         with suppress(RecipeError):
             assignments.append(build_assignment(settings, loaded, trial, values, (Fraction(1),), folder))
     LOG.info(f"Measuring {pluralise(len(assignments), 'trial')}.")
-    start_s, costs = coordinator.measure(assignments)
-    if not costs:
+    # No more processes start than there are trials, or new seeds.
+    most = max(plan.trials, settings.seeds)
+    starts, found = coordinator.measure(assignments, max(1, min(coordinator.slots, most)))
+    if not found:
         LOG.warning("No trial could be measured, so the time of the sweep is not predicted.")
-        return None, start_s
+        return None, sum(starts)
+    times = Counter(assignment.trial for assignment, _ in found)
     shapes = [
         TrialShape(
             costs=one,
             steps=assignment.until,
             evaluations=_count_epochs(assignment) / assignment.loaded.recipe.evaluate.every_epochs,
             checkpoints=_count_checkpoints(assignment),
+            weight=alike[assignment.trial] / times[assignment.trial],
         )
-        for one, assignment in zip(costs, assignments, strict=False)
+        for assignment, one in found
     ]
     # Slots of several machines are not fed. Those that may join later are not known.
-    slots = coordinator.slots
-    predict = choose_feeding if can_be_fed(loaded.recipe) and slots == settings.slots else predict_sweep
+    slots = min(coordinator.slots, most)
+    predict = choose_feeding if can_be_fed(loaded.recipe) and slots <= settings.slots else predict_sweep
+    start_s = statistics.fmean(starts)
     prediction = predict(plan, shapes, slots=slots, together=settings.together, seeds=settings.seeds, start_s=start_s)
     if slots > settings.slots:
         LOG.info(f"The prediction is for {pluralise(slots, 'slot')} of equal speed.")
     LOG.info(f"Predicted: {describe_prediction(prediction)}.")
-    return prediction, start_s
+    return prediction, sum(starts)
 
 
 def _count_checkpoints(assignment: Assignment) -> float:

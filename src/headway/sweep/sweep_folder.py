@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ import yaml
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.files import write_atomically
+from headway.core.files import expect_empty_folder, write_atomically
 from headway.core.recipe import LoadedRecipe, RecipePart, find_leaf_origins, read_recipe
 from headway.core.recipe_override import collect_given_values
 from headway.core.recipe_yaml import RecipeDumper
@@ -40,7 +41,7 @@ AnyFraction = Annotated[Fraction, BeforeValidator(_read_fraction), PlainSerializ
 
 
 class SweepRecipe(RecipePart):
-    """The settings of a sweep, as `sweep.yaml` in its folder has them."""
+    """The settings of a sweep, as `sweep.yaml` in its folder has them. `SweepOptions` has the defaults."""
 
     recipe: dict[str, Any]
     """The recipe that all trials share, with what the first look at data and machine has decided."""
@@ -52,19 +53,19 @@ class SweepRecipe(RecipePart):
     """Direction of the objective."""
     samples: int = Field(ge=1)
     """Size of the training set."""
-    method: Method = "halving"
+    method: Method
     """Which trials go on: random (all), halving, hyperband, asha or pbt."""
     budget: AnyFraction
     """Most work, in full trainings."""
-    eta: int = 3
+    eta: int
     """One trial of `eta` goes on from a rung."""
-    smallest: AnyFraction = Fraction(1, 27)
+    smallest: AnyFraction
     """Least fraction of a training after which trials are compared."""
-    max_trials: int | None = None
+    max_trials: int | None
     """Most trials."""
-    seed: int = 0
+    seed: int
     """Seed of the trials' values. Not that of the trainings, which the recipe has."""
-    slots: int = Field(default=1, ge=0)
+    slots: int = Field(ge=0)
     """Processes that train at once on the coordinator's machine; 0: none, others join."""
     hosts: str | None = None
     """Other machines with their numbers of processes, such as a:4,b:4."""
@@ -72,10 +73,12 @@ class SweepRecipe(RecipePart):
     """Workers on other machines can join."""
     lease_s: float = Field(default=30.0, ge=0.5)
     """Silence after which a worker on another machine is lost."""
-    together: int = Field(default=16, ge=1)
+    together: int = Field(ge=1)
     """Most trials that take turns in one process."""
-    seeds: int = Field(default=3, ge=0)
+    seeds: int = Field(ge=0)
     """Trainings of the winner with new seeds."""
+    measures: bool
+    """Measure costs before the first trial."""
 
     @property
     def is_shared(self) -> bool:
@@ -97,19 +100,25 @@ class SweepFolder:
 
     @staticmethod
     def create(folder: Path) -> SweepFolder:
-        """Creates the folder of a new sweep.
+        """Creates the folder of a new sweep, or takes over one whose sweep was killed before it had its settings.
 
         Raises:
-            UsageError: it exists, and is not empty.
+            UsageError: the folder is a sweep already, holds other files, or is a file.
         """
+        SweepFolder.expect_free(folder)
         sweep = SweepFolder(folder)
-        if sweep.settings_path.exists():
-            fix = f"Continue it: headway sweep --resume {folder}. Or name another one with --out."
-            raise UsageError("this sweep exists", where=str(folder), fix=fix)
-        expect_empty(folder)
         for part in (folder, sweep.trials, sweep.logs):
             part.mkdir(parents=True, exist_ok=True)
         return sweep
+
+    @staticmethod
+    def expect_free(folder: Path) -> None:
+        """Checks a folder for a new sweep before any long work. Raises UsageError as `create` does."""
+        if SweepFolder(folder).settings_path.exists():
+            fix = f"Continue it: headway sweep --resume {shlex.quote(str(folder))}. Or name another one with --out."
+            raise UsageError("this sweep exists", where=str(folder), fix=fix)
+        # The settings are written last, so a folder without them is not a sweep yet.
+        expect_empty_folder(folder, "--out", unfinished=("provenance.json", "sweep.yaml"))
 
     @staticmethod
     def open(folder: Path) -> SweepFolder:
@@ -122,7 +131,7 @@ class SweepFolder:
 
     def write_settings(self, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe]) -> None:
         """Writes the settings, and where the values of the recipe come from."""
-        _write_provenance(self.folder, loaded)
+        write_provenance(self.folder, loaded)
         tree = settings.model_dump(mode="json", exclude_unset=True)
         # Last: a folder is a sweep from now on.
         write_atomically(
@@ -136,14 +145,7 @@ class SweepFolder:
             RecipeError: they are damaged.
         """
         settings = read_recipe(self.settings_path, (), SweepRecipe, kind="settings of the sweep").recipe
-        recipe = TrainRecipe.model_validate(settings.recipe)
-        try:
-            about = json.loads((self.folder / "provenance.json").read_text())
-            origins, base, path = about["origins"], Path(about["base"]), about["recipe"]
-        except (OSError, ValueError, KeyError) as error:
-            raise HeadwayError(f"provenance.json cannot be read ({error})", where=str(self.folder)) from None
-        leaves = find_leaf_origins(recipe, origins, "recipe")
-        return settings, LoadedRecipe(recipe, leaves, base, None if path is None else Path(path))
+        return settings, read_base_recipe(self.folder, settings.recipe)
 
     def write_feeding(self, feeds: bool) -> None:
         """Notes whether one process decodes for several slots, for a sweep that is continued without a measurement."""
@@ -203,13 +205,25 @@ class SweepFolder:
             os.close(handle)
 
 
-def expect_empty(folder: Path) -> None:
-    """Raises UsageError if a folder to create holds files, or is a file."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError("this is not an empty folder", where=str(folder), fix="Name another one with --out.")
+def read_base_recipe(folder: Path, tree: dict[str, Any]) -> LoadedRecipe[TrainRecipe]:
+    """Returns the recipe of settings, with the origins and the folder that the provenance beside them names.
+
+    Raises:
+        RecipeError: it is none. HeadwayError: the provenance cannot be read.
+    """
+    recipe = TrainRecipe.model_validate(tree)
+    try:
+        about = json.loads((folder / "provenance.json").read_text())
+        origins, base, path = about["origins"], Path(about["base"]), about["recipe"]
+    except (OSError, ValueError, KeyError) as error:
+        what, fix = f"provenance.json cannot be read ({error})", "Copy it from a backup, or begin anew."
+        raise HeadwayError(what, where=str(folder), fix=fix) from None
+    leaves = find_leaf_origins(recipe, origins, "recipe")
+    return LoadedRecipe(recipe, leaves, base, None if path is None else Path(path))
 
 
-def _write_provenance(folder: Path, loaded: LoadedRecipe[TrainRecipe]) -> None:
+def write_provenance(folder: Path, loaded: LoadedRecipe[TrainRecipe]) -> None:
+    """Writes where the values of a recipe come from, for `read_base_recipe`."""
     path = None if loaded.path is None else str(loaded.path)
     about = collect_provenance(loaded.origins, loaded.base, recipe=path)
     write_atomically(folder / "provenance.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
@@ -221,7 +235,7 @@ def write_found_recipe(folder: Path, loaded: LoadedRecipe[TrainRecipe], comments
     Its relative paths start where the provenance beside it says, as those of a run's recipe do.
     """
     folder.mkdir(exist_ok=True)
-    _write_provenance(folder, loaded)
+    write_provenance(folder, loaded)
     tree = collect_given_values(loaded)
     body = yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
     write_atomically(folder / "recipe.yaml", "\n".join([*(f"# {line}" for line in comments), body]))

@@ -18,9 +18,9 @@ from headway.core.run_folder import RunFolder
 from headway.setup.shared_inputs import SHARED_KEYS
 from headway.sweep.expectation import compute_expected_best, extrapolate_scores
 from headway.sweep.importance import Importance, measure_importance
-from headway.sweep.journal import read_journal, read_records
+from headway.sweep.journal import read_history
 from headway.sweep.parameter import ParameterRecipe, is_same
-from headway.sweep.records import Result
+from headway.sweep.records import Record, Result
 from headway.sweep.space import RANDOM_TRIALS
 from headway.sweep.state import State, Trial, list_scores, rank_trials
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
@@ -218,7 +218,7 @@ def summarise_sweep(folder: Path) -> SweepSummary:
     """
     sweep = SweepFolder.open(folder)
     settings, _ = sweep.read_settings()
-    state = read_journal(folder)
+    state, records = read_history(folder)
     clocks: dict[int, _Clock] = {}
     for trial in state.trials:
         clocks[trial.number] = _read_clock(sweep, trial, settings.objective, clocks)
@@ -230,7 +230,7 @@ def summarise_sweep(folder: Path) -> SweepSummary:
         settings=settings,
         trials=trials,
         rungs=tuple(_summarise_rungs(state)),
-        progress=_trace_progress(folder, settings, state, clocks),
+        progress=_trace_progress(settings, state, records, clocks),
         common_level=level,
         importance=None if level is None else _explain_scores(settings, trials, level),
         differing=tuple(key for key in settings.space.parameters if key.partition(".")[0] in SHARED_KEYS),
@@ -332,9 +332,10 @@ def _summarise_rungs(state: State) -> Iterator[RungSummary]:
         )
 
 
-def _trace_progress(folder: Path, settings: SweepRecipe, state: State, clocks: Mapping[int, _Clock]) -> Progress:
-    results = [record for record in read_records(folder) if isinstance(record, Result)]
-    results = [one for one in results if one.trial < len(state.trials) and state.trials[one.trial].has_result(one.rung)]
+def _trace_progress(
+    settings: SweepRecipe, state: State, records: Sequence[Record], clocks: Mapping[int, _Clock]
+) -> Progress:
+    results = [record for record in records if isinstance(record, Result)]
     # A failure has no evaluation of its own: the time until it is not known.
     timed = all(clocks[one.trial].rungs[one.rung] is not None for one in results if one.score is not None)
     choose = max if state.plan.higher_is_better else min

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,6 +12,7 @@ from typing import Any, final
 
 from headway.core.errors import RecipeError, suggest_nearest
 from headway.core.recipe import LoadedRecipe
+from headway.core.user_code import import_user_object, read_parameters
 from headway.setup.build import build_setup
 from headway.setup.checks import check_network
 from headway.setup.first_batch import load_first_batch
@@ -81,16 +82,18 @@ class Probe:
     higher_is_better: bool
 
 
-def probe_recipe(loaded: LoadedRecipe[TrainRecipe], objective: str | None, varied: Mapping[str, Any]) -> Probe:
+def probe_recipe(loaded: LoadedRecipe[TrainRecipe], objective: str | None, varied: Collection[str]) -> Probe:
     """Builds the base recipe once, and decides what is the same for all trials.
 
     Args:
         objective: metric by which trials are compared; None: the primary one of the task.
-        varied: the parameters by dotted key.
+        varied: the keys that differ between trials.
 
     Raises:
-        RecipeError: no evaluation has the objective, or the recipe has no evaluation set.
+        RecipeError: no evaluation has the objective, the recipe has no evaluation set, or the network's factory lacks
+            an argument.
     """
+    _check_arguments(loaded, varied)
     setup = build_setup(loaded)
     with closing(setup.inputs):
         if setup.eval is None:
@@ -116,3 +119,19 @@ def probe_recipe(loaded: LoadedRecipe[TrainRecipe], objective: str | None, varie
             # 2 reaches a goal of 1 if higher is better.
             higher_is_better=reaches_goal(setup.task, objective, 2.0, 1.0),
         )
+
+
+def _check_arguments(loaded: LoadedRecipe[TrainRecipe], varied: Collection[str]) -> None:
+    """Raises RecipeError if the network's factory lacks an argument that differs between trials."""
+    path = loaded.recipe.model.factory
+    names = [key.split(".")[2] for key in varied if key.startswith("model.args.")]
+    # A name of ours, or other factories in other trials.
+    if not names or "model.factory" in varied or ":" not in path:
+        return
+    parameters = read_parameters(import_user_object(path, base=loaded.base, what="model.factory"))
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return
+    for name in names:
+        if parameters and name not in parameters:
+            what = f"{path!r} has no argument {name!r}"
+            raise RecipeError(what, where=f"parameters.model.args.{name}", fix=suggest_nearest(name, parameters))

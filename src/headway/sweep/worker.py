@@ -62,7 +62,9 @@ class Worker:
                     self._answer({"ended": command["end"], "core_s": time.process_time()})
                     continue
                 if "measure" in command:
-                    self._answer({"costs": self._measure(decode_assignment(command["measure"]))})
+                    costs = self._measure(decode_assignment(command["measure"]))
+                    # The coordinator leaves these seconds out of those of the sweep.
+                    self._answer({"costs": costs, "core_s": time.process_time()})
                     continue
                 source = None if command["feed"] is None else Ticket(**command["feed"]).read
                 for outcome in cohorts.train([decode_assignment(one) for one in command["train"]], source):

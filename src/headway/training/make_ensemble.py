@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import UsageError
+from headway.core.files import expect_empty_folder
 from headway.core.run_folder import RunFolder
 from headway.data.dataset import Dataset
 from headway.setup.train_setup import TrainSetup
@@ -86,7 +87,7 @@ def make_ensemble(
         HeadwayError: weights or data are damaged.
     """
     if out is not None:
-        expect_no_folder(out)
+        expect_empty_folder(out, "--out")
     if snapshots and len(folders) != 1:
         raise UsageError("--snapshots takes the checkpoints of one run", fix="Name one run, or leave --snapshots out.")
     if not snapshots:
@@ -106,12 +107,6 @@ def make_ensemble(
     if out is not None:
         RunFolder(out).write_json("study", result.to_json())
     return result
-
-
-def expect_no_folder(out: Path) -> None:
-    """Raises UsageError if a folder to write exists and is not empty."""
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UsageError("this folder exists", where=str(out), fix="Name another one with --out, or remove it.")
 
 
 @contextmanager

@@ -397,7 +397,8 @@ globalThis.canvasCharts = (() => {
           const x = Math.max(half + 1, Math.min(width - half - 1, tick.at));
           label(pen, look, tick.label, x, bottom + 13, most - 6, { align: "center" });
         });
-        label(pen, look, xAxis.label, (left + right) / 2, height - 8, width, { align: "center" });
+        // The middle of the axis lies to the right of that of the canvas: a long name ends at its edge.
+        label(pen, look, xAxis.label, (left + right) / 2, height - 8, 2 * width - left - right, { align: "center" });
         label(pen, look, yAxis.label, 0, 8, width);
       };
 
