@@ -90,7 +90,7 @@ def test_all_slots_measure_at_once(trials: int, slots: int, idle: int, died: set
             )
         )
     coordinator: Any = object.__new__(Coordinator)
-    coordinator._slots, coordinator._events = fakes, events
+    coordinator._slots, coordinator._events, coordinator._left_core_s = fakes, events, 0.0
     coordinator._feeders = SimpleNamespace(core_s=0.0)
     coordinator._bury = lambda slot: setattr(slot, "is_idle", True)
     lost = died & set(range(slots))

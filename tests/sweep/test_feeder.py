@@ -192,6 +192,7 @@ def test_a_killed_feeder_leaves_nothing_and_everyone_goes_on(
 ) -> None:
     expected, before = read_alone(loaded, 0), set(os.listdir("/dev/shm"))
     with feeding(loaded) as readers:
+        feeder = readers.feeder
         for number, batch in enumerate(expected):
             if number == 3:
                 readers.kill()
@@ -199,7 +200,9 @@ def test_a_killed_feeder_leaves_nothing_and_everyone_goes_on(
                 expect_same(next(stream), batch)
         assert all(shared.reads >= len(expected) - 3 - SLOTS for shared in readers.shared)
         assert f"headway-test-{os.getpid()}" not in Path("/proc/net/unix").read_text()
-    assert set(os.listdir("/dev/shm")) == before
+    # Other processes of this machine may have made names meanwhile.
+    left = set(os.listdir("/dev/shm")) - before
+    assert [name for name in left if "headway" in name or str(feeder) in name] == []
     assert caplog.text.count("The shared batches end here") == 2
 
 

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import io
+import json
+import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import pytest
-
-from headway.sweep import worker
-from headway.sweep.sweep_folder import SweepFolder
+from tests.sweep._folders import write_sweep
 
 
-def test_an_answer_that_ends_work_has_the_core_seconds_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_answer_that_ends_work_has_the_core_seconds_so_far(tmp_path: Path) -> None:
     """The coordinator tells by them what a measurement took, which is no part of the sweep."""
-    answers: list[dict[str, Any]] = []
-    monkeypatch.setattr(worker, "answer", lambda out, message: answers.append(dict(message)) or True)
-    monkeypatch.setattr(worker, "decode_assignment", lambda tree: SimpleNamespace(loaded=tree))
-    monkeypatch.setattr(worker, "measure_costs", lambda loaded: SimpleNamespace(step_s=loaded))
-    lines = b'{"measure": 1}\n{"end": []}\n{"train": [], "feed": null}\n'
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(lines)))
-    one = worker.Worker(SweepFolder.create(tmp_path / "sweep"), -1)
-    # The commands are there before it starts, and so is the end of its input.
-    monkeypatch.setattr(one, "stop", lambda: one._commands.put(None))
-    one.run()
-    assert [next(iter(message)) for message in answers] == ["ready", "costs", "ended", "idle"]
-    assert answers[1]["costs"] == {"step_s": 1}
-    seconds = [message["core_s"] for message in answers]
+    sweep = write_sweep(tmp_path / "sweep")
+    command = [sys.executable, "-m", "headway.sweep.worker", str(sweep.folder)]
+    seconds = [0.0]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        answers = (json.loads(line) for line in worker.stdout)
+        for sent, expected in ((None, "ready"), ({"end": []}, "ended"), ({"train": [], "feed": None}, "idle")):
+            if sent is not None:
+                worker.stdin.write(json.dumps(sent) + "\n")
+                worker.stdin.flush()
+            seconds.append(next(one["core_s"] for one in answers if expected in one))
+        worker.stdin.close()
+    assert worker.returncode == 0
     assert seconds == sorted(seconds)
+    assert seconds[1] > 0

@@ -183,13 +183,8 @@ class Coordinator:
         Args:
             slots: how many slots will train. All of them measure at once, as they will share caches and a clock rate.
         """
-        while not self._slots:
-            self._take(self._next_event())
-        count = max(len(assignments), min(slots, len(self._slots)))
-        waiting = [one for one, _ in zip(cycle(assignments), range(count))]
-        own, found = dict[int, Assignment](), list[tuple[Assignment, TrialCosts]]()
-        # A worker that has joined is ready, and has said what its start took.
-        starts = {slot.number: slot.core_s for slot in self._slots if slot.host is not None}
+        waiting = [one for one, _ in zip(cycle(assignments), range(max(len(assignments), slots)))]
+        own, found, starts = dict[int, Assignment](), list[tuple[Assignment, TrialCosts]](), dict[int, float]()
         while waiting or not all(slot.is_idle for slot in self._slots):
             for slot in self._slots[:slots]:
                 if slot.is_idle and waiting:

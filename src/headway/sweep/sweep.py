@@ -334,8 +334,8 @@ def _predict(
             assignments.append(build_assignment(settings, loaded, trial, values, (Fraction(1),), folder))
     LOG.info(f"Measuring {pluralise(len(assignments), 'trial')}.")
     # No more processes start than there are trials, or new seeds.
-    slots = min(coordinator.slots, max(plan.trials, settings.seeds))
-    starts, found = coordinator.measure(assignments, slots)
+    most = max(plan.trials, settings.seeds)
+    starts, found = coordinator.measure(assignments, max(1, min(coordinator.slots, most)))
     if not found:
         LOG.warning("No trial could be measured, so the time of the sweep is not predicted.")
         return None, sum(starts)
@@ -351,11 +351,12 @@ def _predict(
         for assignment, one in found
     ]
     # Slots of several machines are not fed. Those that may join later are not known.
-    predict = choose_feeding if can_be_fed(loaded.recipe) and coordinator.slots == settings.slots else predict_sweep
+    slots = min(coordinator.slots, most)
+    predict = choose_feeding if can_be_fed(loaded.recipe) and slots <= settings.slots else predict_sweep
     start_s = statistics.fmean(starts)
     prediction = predict(plan, shapes, slots=slots, together=settings.together, seeds=settings.seeds, start_s=start_s)
-    if coordinator.slots > settings.slots:
-        LOG.info(f"The prediction is for {pluralise(coordinator.slots, 'slot')} of equal speed.")
+    if slots > settings.slots:
+        LOG.info(f"The prediction is for {pluralise(slots, 'slot')} of equal speed.")
     LOG.info(f"Predicted: {describe_prediction(prediction)}.")
     return prediction, sum(starts)
 
