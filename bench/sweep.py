@@ -14,13 +14,17 @@ kills_survived                 share of 20 kills at random moments after which a
                                decisions and weights, bit for bit (bench/_sweep/kills.py)
 lr_proposal, lr_confirmed      NLL of the learning rate that `headway sweep --lr` finds over that of the best of 16
                                (bench/_sweep/range_test.py); with `_share`, its cost over the grid's
-lr_cifar_share, lr_cifar_cost  accuracy and steps of `--lr` over those of a grid of 16 rates: LARS, LAMB and Muon on
-                               CIFAR-10 (bench/_sweep/rates_cifar.py)
 sweep_vs_optuna                epochs of all trials per core second of `headway sweep`, over those of Optuna with a
                                PyTorch loop; JPEG files, equal core seconds (bench/_sweep/optuna_race.py); with
                                `_accuracy`, the points that the best network is better on test images
 makespan_error                 core seconds of a sweep as predicted before it, mean error over three sweeps that were
                                not run before (bench/_sweep/makespan.py)
+lr_cifar_share, lr_cifar_cost  accuracy and steps of `--lr` over those of a grid of 16 rates: LARS, LAMB and Muon on
+                               CIFAR-10 (bench/_sweep/rates_cifar.py)
+fuse_gain_k8                   CPU seconds of whole steps of 8 trials in turns over those of fused ones: two
+                               convolutions of 8 pixels, batch 64 (bench/_sweep/fuse.py)
+fuse_auto_worst                the same with the measurement of `--fuse auto`: the worst of five networks
+fuse_difference                largest relative difference of weights after 100 steps, fused and in turns
 ensemble_nll_k4                NLL of the mean of four networks over that of one (bench/_sweep/ensemble.py)
 recurrent_..., conv_...        LARS, LAMB and large batches on a recurrent network (bench/_sweep/recurrent.py)
 
@@ -40,6 +44,7 @@ from bench._family import run_bench
 from bench._sweep.coordinator import compare_coordinator
 from bench._sweep.ensemble import measure
 from bench._sweep.feeding import compare_feeding
+from bench._sweep.fuse import compare_fusing
 from bench._sweep.halving import compare_halving
 from bench._sweep.kills import compare_kills
 from bench._sweep.makespan import compare_predictions
@@ -70,6 +75,7 @@ def compare_rates(folder: Path, options: argparse.Namespace) -> list[Claim]:
 PARTS: dict[str, Part] = {
     "share": compare_loaders,
     "feed": compare_feeding,
+    "fuse": compare_fusing,
     "halving": compare_halving,
     "coordinator": compare_coordinator,
     "kills": compare_kills,
@@ -90,7 +96,8 @@ def main() -> None:
     options = asked.parse_args()
     claims = []
     # Tests of the lab, of the range test and of kills do as much as these would shortly.
-    usual = [name for name in PARTS if not (options.quick and name in ("kills", "lr", "lr_cifar", "recurrent"))]
+    left_out = ("kills", "lr", "lr_cifar", "recurrent") if options.quick else ()
+    usual = [name for name in PARTS if name not in left_out]
     for name in [options.only] if options.only else usual:
         part = PARTS[name]
         with tempfile.TemporaryDirectory(prefix=f"headway-bench-{name}-") as folder:

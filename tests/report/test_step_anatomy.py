@@ -92,6 +92,9 @@ def test_what_is_not_known_is_not_zero() -> None:
     assert list(synthetic) == NAMES
     assert all(part.loader_s is None for part in synthetic.values())
     assert "nothing to do" in synthetic["read"].note
+    fed = by_name(changed(input={"fed_batches": 7}))
+    assert list(fed) == NAMES
+    assert "in another process" in fed["read"].note
     assert list_step_parts(changed(step=0), "cpu") == ()
     assert build_panels({}, "cpu") == []
 

@@ -278,6 +278,10 @@ def test_a_sweep_with_a_feeder_trains_the_same_weights(
     assert alone.keys() == fed.keys()
     for name, tensors in alone.items():
         assert all(torch.equal(value, fed[name][key]) for key, value in tensors.items())
+    summaries = [json.loads(path.read_text()) for path in (tmp_path / "fed/trials").glob("*/summary.json")]
+    assert summaries
+    if not is_killed:
+        assert any(one["input"].get("fed_batches") for one in summaries)
     logs = "".join(path.read_text() for path in (tmp_path / "fed/logs").glob("slot-*.log"))
     assert (tmp_path / "fed/logs/feeder-0.log").exists()
     assert bool(re.search("reads on by itself|cannot be read", logs)) == is_killed

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests._support import Said, command, finished, packed_digits, refused, writ
 from headway.core.errors import UsageError
 from headway.sweep.best import list_best
 from headway.sweep.journal import open_journal, read_journal
+from headway.sweep.records import Fused
 from headway.sweep.sweep import build_plan, resume_sweep
 from headway.sweep.sweep_folder import SweepFolder
 
@@ -235,3 +238,34 @@ def test_runs_of_a_sweep_share_no_folder_of_checkpoints(folder: Path) -> None:
     names = {path.name for path in (folder / "saved").iterdir()}
     assert {"0", "1", "2", "3"} < names
     assert len([name for name in names if name.startswith("seed-")]) == 2
+
+
+@pytest.mark.check
+@pytest.mark.timeout(900)
+def test_a_killed_sweep_goes_on_with_the_choices_and_bits_of_its_fused_trials(folder: Path, whole: Path) -> None:
+    """The journal says that the first four trials are fused, whatever this machine would measure."""
+    found = []
+    for name, kills in (("fused", False), ("fused-killed", True)):
+        sweep = SweepFolder.create(folder / name)
+        for path in (whole / "sweep.yaml", whole / "provenance.json", whole / "decisions.jsonl"):
+            shutil.copy(path, folder / name)
+        settings = (folder / name / "sweep.yaml").read_text()
+        (folder / name / "sweep.yaml").write_text(settings.replace("fuse: 'off'", "fuse: auto"))
+        lines = (folder / name / "decisions.jsonl").read_text().splitlines(keepends=True)
+        created = [line for line in lines if '"kind": "created"' in line]
+        (folder / name / "decisions.jsonl").write_text(lines[0] + "".join(created))
+        with open_journal(folder / name, build_plan(sweep.read_settings()[0])) as journal:
+            journal.append(Fused((0, 1, 2, 3), 4, 1.5, "measured before"))
+        if kills:
+            process = subprocess.Popen(command("sweep", "--resume", folder / name), stderr=subprocess.DEVNULL)
+            while not list((folder / name / "trials").glob("*/checkpoints/step-*")) and process.poll() is None:
+                time.sleep(0.01)
+            process.kill()
+            process.wait()
+        said = finished("sweep", "--resume", folder / name)
+        assert said.status == 0, said.err
+        found.append((decisions(folder / name), weights(folder / name)))
+    assert found[0] == found[1]
+    assert any('"fused"' in row for row in found[0][0])
+    # Fused trials are others in their last bits, so this sweep did fuse them.
+    assert found[0][1] != weights(whole)

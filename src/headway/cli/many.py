@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -30,10 +30,26 @@ def sweep(
     max_trials: Annotated[int | None, typer.Option(min=1, help="Most trials.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the trials' values.")] = 0,
     slots: Annotated[
-        int | None, typer.Option(min=1, help="Processes that train at once. Default: one for each GPU, else core.")
+        int | None,
+        typer.Option(min=0, help="Processes that train at once here. Default: one for each GPU, else core."),
     ] = None,
+    hosts: Annotated[
+        str | None, typer.Option(help="Machines to train on by ssh, with their numbers of processes: a:4,b:4.")
+    ] = None,
+    joinable: Annotated[bool, typer.Option("--joinable", help="Let workers on other machines join.")] = False,
+    join: Annotated[
+        Path | None, typer.Option(help="Train for the sweep in this folder, which runs on another machine.")
+    ] = None,
+    wait: Annotated[float, typer.Option(min=0, help="With --join: seconds to wait for the sweep.")] = 600.0,
+    lease: Annotated[
+        float, typer.Option(min=0.5, help="Seconds of silence after which a worker on another machine is lost.")
+    ] = 30.0,
     together: Annotated[int, typer.Option(min=1, help="Most trials that take turns in one process.")] = 16,
     seeds: Annotated[int, typer.Option(min=0, help="Trainings of the winner with new seeds.")] = 3,
+    fuse: Annotated[
+        Literal["off", "auto"],
+        typer.Option(help="auto: trials take forward and backward together, where a measurement says that it pays."),
+    ] = "off",
     lr: Annotated[bool, typer.Option("--lr", help="Find the learning rate. Needs neither space nor budget.")] = False,
     batches: Annotated[
         str | None, typer.Option(help="With --lr: batches, for example 64,256,1024. Default: the recipe's.")
@@ -48,7 +64,20 @@ def sweep(
     Trials that read the same batches share one loader. Bad ones stop early; the best one is trained again with new
     seeds.
     """
+    if join is not None:
+        if recipe is not None or space is not None or budget is not None or resume is not None or hosts is not None:
+            fix = "Write headway sweep --join SWEEP."
+            raise UsageError("--join needs the folder of a sweep, and takes --slots and --wait alone", fix=fix)
+        from headway.sweep.join import join_sweep
+
+        join_sweep(join, slots, wait)
+        return
+    if slots is not None and hosts is not None:
+        fix = "Name this machine in --hosts too, for example localhost:2, or leave it out."
+        raise UsageError("--hosts says how many processes each machine runs, and --slots cannot be added", fix=fix)
     if lr:
+        if hosts is not None or joinable or slots == 0:
+            raise UsageError("--lr trains on this machine alone", fix="Leave out --hosts, --joinable and --slots 0.")
         if space is not None or budget is not None:
             raise UsageError("--lr has neither --space nor --budget", fix="Write headway sweep --lr RECIPE.")
         from headway.sweep.learning_rate import RateOptions, find_rates, resume_rates
@@ -72,9 +101,9 @@ def sweep(
     if batches is not None or optimizers is not None:
         raise UsageError("--batches and --optimizers belong to --lr", fix="Write headway sweep --lr RECIPE.")
     if resume is not None:
-        if recipe is not None or space is not None or budget is not None or out is not None:
+        if any(one is not None for one in (recipe, space, budget, out, hosts)):
             fix = "A sweep continues with its own settings: headway sweep --resume SWEEP."
-            raise UsageError("a recipe, --space, --budget and --out cannot be combined with --resume", fix=fix)
+            raise UsageError("a recipe, --space, --budget, --hosts and --out cannot be combined with --resume", fix=fix)
         from headway.sweep.sweep import resume_sweep
 
         result = resume_sweep(resume)
@@ -93,8 +122,12 @@ def sweep(
             max_trials=max_trials,
             seed=seed,
             slots=slots,
+            hosts=hosts,
+            joinable=joinable,
+            lease_s=lease,
             together=together,
             seeds=seeds,
+            fuse=fuse,
         )
         result = run_sweep(recipe, overrides or (), space, options, out)
     print_result(result.to_json(), as_json, result.describe())

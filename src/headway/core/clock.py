@@ -52,6 +52,10 @@ class Clock:
             self.spans.append((stage, self._last, now))
         self._last = now
 
+    def add(self, stage: str, seconds: float) -> None:
+        """Adds seconds to a stage that another clock's time has; the mark stays."""
+        self._ns[stage] = self._ns.get(stage, 0) + int(seconds * 1e9)
+
     @property
     def seconds(self) -> dict[str, float]:
         return {stage: ns / 1e9 for stage, ns in self._ns.items()}

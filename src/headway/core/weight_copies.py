@@ -44,24 +44,27 @@ class WeightCopies:
         import torch
 
         self._prefix, self._what = prefix, what
-        self._now = {name: value for name, value in whole.state_dict().items() if value.is_floating_point()}
+        # A network's own tensors, not aliases of their memory: fused trials move them to other memory.
+        tensors = whole.state_dict(keep_vars=True) if isinstance(whole, torch.nn.Module) else whole.state_dict()
+        self._now: dict[str, Tensor] = {name: value for name, value in tensors.items() if value.is_floating_point()}
         # fp32: a small share of a difference would be lost to rounding in 16 bits.
         wide = {name: torch.promote_types(value.dtype, torch.float32) for name, value in self._now.items()}
-        self._copies = {name: value.to(wide[name], copy=True) for name, value in self._now.items()}
+        self._copies = {name: value.detach().to(wide[name], copy=True) for name, value in self._now.items()}
 
     def update(self, share: float) -> None:
         """Moves the copies towards the network's weights by a share of the difference, in one fused pass."""
         import torch
 
         copies = list(self._copies.values())
-        now = [value.to(one.dtype) for value, one in zip(self._now.values(), copies, strict=True)]
+        now = [value.detach().to(one.dtype) for value, one in zip(self._now.values(), copies, strict=True)]
         torch._foreach_lerp_(copies, now, share)
 
     def copy_to_network(self) -> None:
         """Writes the copies into the network."""
         import torch
 
-        torch._foreach_copy_(list(self._now.values()), list(self._copies.values()))
+        with torch.no_grad():
+            torch._foreach_copy_(list(self._now.values()), list(self._copies.values()))
 
     @contextmanager
     def swap_in(self) -> Iterator[None]:
@@ -70,12 +73,13 @@ class WeightCopies:
 
         # In place: the optimizer and CUDA graphs refer to these very tensors.
         now = list(self._now.values())
-        kept = [value.clone() for value in now]
+        kept = [value.detach().clone() for value in now]
         self.copy_to_network()
         try:
             yield
         finally:
-            torch._foreach_copy_(now, kept)
+            with torch.no_grad():
+                torch._foreach_copy_(now, kept)
 
     def state(self) -> dict[str, Tensor]:
         """Returns the copies as tensors of a checkpoint."""

@@ -248,8 +248,9 @@ def _build_time_panels(train: list[dict[str, Any]], summary: dict[str, Any]) -> 
 
 def _build_input_table(summary: dict[str, Any]) -> list[Panel]:
     """Builds the table of images/s that each input stage reaches alone, and the rate of the run."""
-    loader = summary.get("input")
-    if loader is None:
+    loader = summary.get("input", {})
+    # Batches that another process has decoded have no stages here.
+    if "tier" not in loader:
         return []
     # Rates of a single thread: only decoding has several of them.
     rows = [(f"{name} (the loader's thread)", f"{rate:,.0f}") for name, rate in loader["stage_images_s"].items()]

@@ -88,8 +88,10 @@ def list_step_parts(summary: Mapping[str, Any], device: str) -> tuple[StepPart, 
 def _list_input_parts(loader: Mapping[str, Any] | None, device: str) -> list[tuple[str, str, float | None, str]]:
     """Lists (part, stage of the loop, seconds per step of the loader's thread, note) of the first five parts."""
     own, queue = "the loop's clock: augment", "the loop's clock: wait, for the next batch"
-    if loader is None:
+    if loader is None or "tier" not in loader:
         none = "nothing to do: the images are in memory"
+        if loader is not None:
+            none = "in another process of the sweep, for several trials at once"
         return [
             ("read", "", None, none),
             ("transport", "", None, none),

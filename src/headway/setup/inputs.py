@@ -84,6 +84,7 @@ class Inputs:
         loader: loader of the newest training batches; its stats are those of the run.
         batch_source: gives the training batches from a position on instead of a loader, for example from memory.
         is_lent: another owner closes the data and the loader.
+        fed_batches: training batches that another process has decoded.
         image_transform, batch_transform: the recipe's transforms of uint8 training images, and of batches of them.
     """
 
@@ -99,6 +100,7 @@ class Inputs:
     loader: Loader | None = None
     batch_source: Callable[[BatchPlan, int], Iterable[Batch]] | None = None
     is_lent: bool = False
+    fed_batches: int = 0
     image_transform: ImageTransform | None = None
     batch_transform: BatchTransform | None = None
     _tiers: dict[int, Tier] = field(default_factory=dict)

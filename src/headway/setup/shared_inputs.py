@@ -116,6 +116,7 @@ class SharedInputs:
 
     def _read(self, recipe: TrainRecipe, plan: BatchPlan, position: int, lent: Inputs) -> Batch:
         if (batch := self._read_fed(recipe, plan, position, lent)) is not None:
+            lent.fed_batches += 1
             return batch
         assert self._inputs is not None
         if self._own is None or not self._own.has(position):

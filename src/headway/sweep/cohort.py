@@ -8,6 +8,7 @@ import traceback
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -19,6 +20,7 @@ from headway.core.system_errors import FULL
 from headway.setup.recipe import TrainRecipe
 from headway.setup.seeding import GeneratorStates
 from headway.setup.shared_inputs import SharedInputs, Source, describe_shared_values
+from headway.sweep.fuse import FusedTrials, Fusing
 from headway.training.actions import Action
 from headway.training.progress import hide_progress
 from headway.training.run_steps import RunSteps, continue_run, start_run
@@ -174,10 +176,14 @@ class Cohorts:
     Args:
         stopping: returns True once the process has to end; every trial then saves its state.
         tell: called with the number of steps made by all trials since the last call, a few times a second.
+
+    Attributes:
+        fusing: chooses which trials take forward and backward together; None: none does.
     """
 
     def __init__(self, stopping: Callable[[], bool], tell: Callable[[int], None] = lambda steps: None) -> None:
         self._stopping, self._tell = stopping, tell
+        self.fusing: Fusing | None = None
         self._told = time.monotonic()
         self._members: dict[int, _Member] = {}
         self._shared: dict[str, SharedInputs] = {}
@@ -235,6 +241,14 @@ class Cohorts:
 
     def _train_together(self, members: list[_Member]) -> Iterator[Outcome]:
         """Trains members that are at one step, step by step in turn."""
+        with ExitStack() as stack:
+            fused = None
+            if self.fusing is not None:
+                trainers = {one.trial: (one.trainer, one.until) for one in members if one.trainer is not None}
+                fused = stack.enter_context(closing(self.fusing.begin(trainers)))
+            yield from self._take_turns(members, fused)
+
+    def _take_turns(self, members: list[_Member], fused: FusedTrials | None) -> Iterator[Outcome]:
         steps = 0
         while members:
             stopping = self._stopping()
@@ -249,10 +263,14 @@ class Cohorts:
                         member.pause()
                 except Exception as error:
                     members.remove(member)
+                    if fused is not None:
+                        fused.leave(member.trial)
                     yield self._drop(member, _explain(member.trial, member.step, error))
                     continue
                 if member.trainer is None or member.step >= member.until:
                     members.remove(member)
+                    if fused is not None:
+                        fused.leave(member.trial)
                     outcome = self._describe(member, stopping)
                     yield outcome if member.trainer is not None else self._drop(member, outcome)
             if time.monotonic() - self._told > 0.3:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections import Counter, defaultdict
@@ -15,6 +16,7 @@ from typing import Any, final
 
 from headway.core.errors import HeadwayError, RecipeError, UserCodeError
 from headway.core.recipe import LoadedRecipe
+from headway.core.run_folder import RunFolder
 from headway.setup.recipe import TrainRecipe
 from headway.setup.shared_inputs import describe_shared_values
 from headway.sweep.cohort import Assignment, Outcome
@@ -23,8 +25,10 @@ from headway.sweep.feed import Ticket
 from headway.sweep.feeders import Feeders, can_be_fed
 from headway.sweep.halving import decide, is_over
 from headway.sweep.journal import Journal
+from headway.sweep.lease import EXPIRED_STATUS
+from headway.sweep.machines import Machines
 from headway.sweep.population import perturb_values
-from headway.sweep.records import Forked, Result, Stopped, Values, build_result
+from headway.sweep.records import Forked, Fused, Result, Stopped, Values, build_result
 from headway.sweep.slots import Event, Slot, share_machine
 from headway.sweep.space import RANDOM_TRIALS, Space
 from headway.sweep.state import State, Task, list_tasks
@@ -32,11 +36,12 @@ from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
 from headway.sweep.trials import build_assignment, find_step
 from headway.sweep.worker import decode_outcome
 from headway.training.fork import fork_run
+from headway.training.run_steps import open_checkpoints
 
 LOG = logging.getLogger("headway.sweep")
 
 MOST_CRASHES = 3
-"""Trials that crash one after another, and lives of a process that a trial may end, until the sweep gives up."""
+"""Trials that crash one after another, and processes that die with a trial at one place, until the sweep gives up."""
 
 
 @final
@@ -91,13 +96,19 @@ class Coordinator:
         self._space = Space(settings.space)
         self._events: SimpleQueue[Event] = SimpleQueue()
         shares = share_machine(settings.slots, gpus)
-        self._slots = [Slot(number, sweep.folder, cpus, gpu, self._events) for number, (cpus, gpu) in enumerate(shares)]
+        self._numbers = itertools.count()
+        self._slots = [Slot(next(self._numbers), sweep.folder, cpus, gpu, self._events) for cpus, gpu in shares]
+        self._machines = Machines(sweep, settings, self._events, self._numbers)
+        self._left_core_s = 0.0
         self._crashes: list[Result] = []
         self._deaths: Counter[int] = Counter()
+        # The newest checkpoint of each trial at its last death.
+        self._places: dict[int, str | None] = {}
         self._assignments: dict[tuple[int, int], Assignment] = {}
         self._whole: dict[int, Assignment] = {}
         self._keys: dict[int, str] = {}
         self._feeders = Feeders(sweep.logs)
+        self._said = set[str]()
         self.feeds = False
         self.steps = 0
 
@@ -105,7 +116,9 @@ class Coordinator:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._machines.stop(is_over=error[0] is None)
         with ExitStack() as stack:
+            stack.callback(self._machines.close)
             for slot in self._slots:
                 stack.callback(slot.close)
             # First: no slot waits for a batch while it has to end.
@@ -120,16 +133,17 @@ class Coordinator:
         Raises:
             HeadwayError: trials crash one after another, or the machine has not what a trial needs.
         """
+        journal.guard = self._machines.expect_own
         self._decide(journal)
         while not is_over(journal.state):
             self._assign(journal)
-            if all(slot.is_idle for slot in self._slots):
+            if self._slots and all(slot.is_idle for slot in self._slots):
                 # No other trial can show any more that the sweep works.
                 crashes, self._crashes = self._crashes, []
                 self._record(crashes, journal)
             else:
                 # Most answers only count steps. A slot that waits for its feed may be free to go on, though.
-                while not self._handle(self._events.get(), journal) and not any(slot.is_idle for slot in self._slots):
+                while not self._handle(self._next_event(), journal) and not any(slot.is_idle for slot in self._slots):
                     show(journal.state, self.steps)
             show(journal.state, self.steps)
         return journal.state
@@ -143,7 +157,7 @@ class Coordinator:
             for slot in self._slots:
                 if slot.is_idle and waiting:
                     slot.train([waiting.pop(0)])
-            slot, message = self._take(self._events.get())
+            slot, message = self._take(self._next_event())
             if message is None:
                 lost = list(slot.training.values())
                 status = self._bury(slot)
@@ -169,14 +183,19 @@ class Coordinator:
         Args:
             slots: how many slots will train. All of them measure at once, as they will share caches and a clock rate.
         """
-        waiting = [one for one, _ in zip(cycle(assignments), range(max(len(assignments), slots)))]
-        own, found, starts = dict[int, Assignment](), list[tuple[Assignment, TrialCosts]](), dict[int, float]()
+        while not self._slots:
+            self._take(self._next_event())
+        count = max(len(assignments), min(slots, len(self._slots)))
+        waiting = [one for one, _ in zip(cycle(assignments), range(count))]
+        own, found = dict[int, Assignment](), list[tuple[Assignment, TrialCosts]]()
+        # A worker that has joined is ready, and has said what its start took.
+        starts = {slot.number: slot.core_s for slot in self._slots if slot.host is not None}
         while waiting or not all(slot.is_idle for slot in self._slots):
             for slot in self._slots[:slots]:
                 if slot.is_idle and waiting:
                     own[slot.number] = waiting.pop(0)
                     slot.measure(own[slot.number])
-            slot, message = self._take(self._events.get())
+            slot, message = self._take(self._next_event())
             if message is None:
                 # Its next process starts anew.
                 self._bury(slot)
@@ -192,13 +211,31 @@ class Coordinator:
     @property
     def core_s(self) -> float:
         """Seconds of cores that all processes have taken so far."""
-        return sum(slot.core_s for slot in self._slots) + self._feeders.core_s
+        return self._left_core_s + sum(slot.core_s for slot in self._slots) + self._feeders.core_s
+
+    @property
+    def slots(self) -> int:
+        """Number of slots here and on other machines, as far as they are known."""
+        return max(len(self._slots), self._settings.slots + self._machines.slots)
+
+    def _next_event(self) -> Event:
+        """Waits for an event of a slot; a worker that joins becomes one. Raises HeadwayError: no machine is left."""
+        while (event := self._events.get()).slot < 0:
+            self._machines.note(event)
+            self._machines.expect_some(self._slots)
+        if event.joined is not None:
+            self._slots.append(Slot(event.slot, self._sweep.folder, (), None, self._events, event.joined))
+            self._machines.note_join(event.joined.host)
+        return event
 
     def _take(self, event: Event) -> tuple[Slot, dict[str, Any] | None]:
         """Returns the slot and the message of an event; notes what the process says of itself."""
-        slot, message = self._slots[event.slot], event.message
+        slot, message = next(slot for slot in self._slots if slot.number == event.slot), event.message
         if message is not None and "core_s" in message:
             slot.note_core_s(message["core_s"])
+        if message is not None and "unreachable" in message:
+            # It may still train, until its lease ends.
+            slot.is_idle = False
         return slot, message
 
     # Decisions.
@@ -259,8 +296,8 @@ class Coordinator:
         """Begins a feed for each group that several slots train; returns the tickets of the slots."""
         tickets, groups = dict[int, Ticket](), defaultdict[tuple[str, Any], list[Slot]](list)
         for slot, (name, tasks) in chosen.items():
-            # A trial whose process died is tried alone, in every way.
-            if not any(self._deaths[task.trial.number] for task in tasks):
+            # A trial whose process died is tried alone, in every way. Other machines do not share this one's memory.
+            if slot.host is None and not any(self._deaths[task.trial.number] for task in tasks):
                 groups[name].append(slot)
         for name, slots in groups.items():
             task = chosen[slots[0]][1][0]
@@ -334,8 +371,17 @@ class Coordinator:
         slot, message = self._take(event)
         if message is None:
             self._handle_death(slot, journal)
+        elif event.joined is not None:
+            # asha decides by the number of slots.
+            self._decide(journal)
         elif "outcome" in message:
             self._handle_outcome(slot, decode_outcome(message["outcome"]), journal)
+        elif "fused" in message:
+            fused = message["fused"]
+            journal.append(Fused(**fused | {"trials": tuple(fused["trials"])}))
+            self._say(message["says"])
+        elif "says" in message:
+            self._say(message["says"])
         elif "idle" in message:
             slot.is_idle = True
             self._feeders.leave(slot.number)
@@ -343,6 +389,12 @@ class Coordinator:
             self.steps += message.get("steps", 0)
             return False
         return True
+
+    def _say(self, text: str) -> None:
+        """Shows what a worker says; other workers may say the same."""
+        if text and text not in self._said:
+            self._said.add(text)
+            LOG.info(text)
 
     def _note(self, slot: Slot, outcome: Outcome) -> None:
         slot.training.pop(outcome.trial, None)
@@ -399,10 +451,22 @@ class Coordinator:
 
     def _bury(self, slot: Slot) -> int:
         """Counts the death of a slot's process for each trial that it trained; returns its exit status."""
-        lost, status = list(slot.training), slot.take_status()
+        lost, status = list(slot.training.values()), slot.take_status()
         slot.training = {}
         self._feeders.leave(slot.number)
-        self._deaths.update(lost)
-        if lost:
-            LOG.warning(f"A process of the sweep ended with status {status}; what it trained goes on, each alone.")
+        for one in lost:
+            # Only deaths at one place are the trial's fault: a long one may lose several machines on its way.
+            paths = open_checkpoints(RunFolder(one.folder), one.loaded).paths()
+            if (place := paths[0].name if paths else None) != self._places.get(one.trial):
+                self._deaths[one.trial], self._places[one.trial] = 0, place
+            self._deaths[one.trial] += 1
+        # The reception has said so if a lease ended.
+        if lost and status != EXPIRED_STATUS:
+            who = "A process of the sweep" if slot.host is None else f"A worker on {slot.host}"
+            LOG.warning(f"{who} ended with status {status}; what it trained goes on, each alone.")
+        if slot.host is not None:
+            # The next worker of that machine gets a slot of its own.
+            self._slots.remove(slot)
+            self._left_core_s += slot.core_s
+            self._machines.expect_some(self._slots)
         return status

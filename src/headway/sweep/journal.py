@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import final
@@ -42,11 +42,13 @@ class Journal:
     Attributes:
         path: the file.
         state: the state after its last record.
+        guard: called before records are written; it raises if another process runs the sweep by now.
     """
 
     def __init__(self, path: Path, handle: int, size: int, state: State) -> None:
         self.path, self.state = path, state
         self._handle, self._size = handle, size
+        self.guard: Callable[[], None] = lambda: None
 
     def append(self, *records: Record) -> None:
         """Writes records one by one. Each is on disk before the next, and before `state` has it.
@@ -55,6 +57,7 @@ class Journal:
             RecordError: a record does not fit those before it; nothing of it is written.
             HeadwayError: the disk is full or fails. The records before it are kept, and you may append again.
         """
+        self.guard()
         for record in records:
             state = fold(self.state, [record])
             self._size = _write(self.path, self._handle, self._size, record)
@@ -62,10 +65,13 @@ class Journal:
 
 
 @contextmanager
-def open_journal(folder: Path, plan: Plan) -> Iterator[Journal]:
+def open_journal(folder: Path, plan: Plan, *, is_shared: bool = False) -> Iterator[Journal]:
     """Opens the journal of a sweep, or begins it with its plan, and locks it for the duration of the block.
 
     The kernel releases the lock of a killed process. A forked child shares it, a started program does not.
+
+    Args:
+        is_shared: the folder may lie on a network file system: `expect_no_coordinator` and `guard` help its locks.
 
     Raises:
         UsageError: another process runs this sweep, the journal is of another plan, or the folder does not exist or
@@ -73,7 +79,7 @@ def open_journal(folder: Path, plan: Plan) -> Iterator[Journal]:
         HeadwayError: the journal is damaged, or cannot be read or written.
     """
     path = folder / NAME
-    with _lock(folder):
+    with _lock(folder, is_shared):
         with _explain(path):
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
         try:
@@ -120,12 +126,12 @@ def read_history(folder: Path) -> tuple[State, list[Record]]:
 
 
 @contextmanager
-def _lock(folder: Path) -> Iterator[None]:
+def _lock(folder: Path, is_shared: bool) -> Iterator[None]:
     if not folder.is_dir():
         raise UsageError("there is no such folder of a sweep", where=str(folder))
-    fix = "Name a folder on a disk of this machine"
+    fix = "Name a folder on a disk of this machine, or add --joinable to a new sweep, which then needs no locks"
     # Some of these accept a lock and do not enforce it between machines, so the call alone shows nothing.
-    if (mount := find_mount(folder)) is not None and mount.is_network:
+    if not is_shared and (mount := find_mount(folder)) is not None and mount.is_network:
         what = f"the journal of a sweep needs locks, and those of a network file system ({mount.kind}) may not hold"
         raise UsageError(what, where=str(folder), fix=fix)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -136,6 +142,9 @@ def _lock(folder: Path) -> Iterator[None]:
             what, fix = "another process runs this sweep", "Wait for it, or stop it"
             raise UsageError(what, where=str(folder), fix=fix) from None
         except OSError as error:
+            if is_shared:
+                yield
+                return
             what = f"the journal of a sweep needs locks, which this file system refuses ({describe_os_error(error)})"
             raise UsageError(what, where=str(folder), fix=fix) from None
         yield

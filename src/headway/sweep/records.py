@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any, final
 
 from headway.core.untrusted_json import Check, JsonError, expect_entries, is_any_number, is_object, is_text
@@ -78,7 +79,31 @@ class Result:
     reason: str = ""
 
 
-Decision = Created | Promoted | Stopped | Forked
+@final
+@dataclass(frozen=True)
+class Fused:
+    """Trials take forward and backward together, `at_once` of them, to the end of their rung; 0: each by itself.
+
+    `gain` was measured for a `network` with its batch and number of trials, or follows from a measurement before.
+    """
+
+    trials: tuple[int, ...]
+    at_once: int
+    gain: float
+    network: str
+
+    def find_places(self, trial: int) -> tuple[int, ...]:
+        """Returns the trials that take a pass together with this one, in their places; none if it trains by itself."""
+        if not self.at_once:
+            return ()
+        # Groups of nearly equal size.
+        size, count = len(self.trials), -(-len(self.trials) // self.at_once)
+        bounds = [part * size // count for part in range(count + 1)]
+        groups = (self.trials[start:end] for start, end in pairwise(bounds))
+        return next(group for group in groups if trial in group)
+
+
+Decision = Created | Promoted | Stopped | Forked | Fused
 Record = Planned | Decision | Result
 
 
@@ -175,6 +200,12 @@ _SCORE = {
     "score": (lambda value: value is None or _is_finite(value), "a finite number or null"),
     "reason": (is_text, "a text"),
 }
+_FUSED = {
+    "trials": (_is_list(is_natural), "a list of whole numbers"),
+    "at_once": _NATURAL,
+    "gain": (_is_finite, "a finite number"),
+    "network": (is_text, "a text"),
+}
 _KINDS: dict[str, tuple[Mapping[str, tuple[Check, str]], Callable[[dict[str, Any]], Record]]] = {
     "planned": (_PLAN, _decode_plan),
     "created": ({"trial": _NATURAL, "values": _VALUES}, lambda tree: Created(**tree)),
@@ -182,6 +213,7 @@ _KINDS: dict[str, tuple[Mapping[str, tuple[Check, str]], Callable[[dict[str, Any
     "stopped": (_RUNG, lambda tree: Stopped(**tree)),
     "forked": ({**_RUNG, "parent": _NATURAL, "values": _VALUES}, lambda tree: Forked(**tree)),
     "result": ({**_RUNG, **_SCORE}, lambda tree: Result(**tree)),
+    "fused": (_FUSED, lambda tree: Fused(**tree | {"trials": tuple(tree["trials"])})),
 }
 _NAMES = {
     Planned: "planned",
@@ -190,4 +222,5 @@ _NAMES = {
     Stopped: "stopped",
     Forked: "forked",
     Result: "result",
+    Fused: "fused",
 }

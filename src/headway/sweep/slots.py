@@ -1,16 +1,19 @@
-"""Slots: the processes of a sweep, each on cores or on a GPU of its own."""
+"""Slots: the processes of a sweep, each on cores or on a GPU of its own, on this machine or on another one."""
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from headway.core.cpu_count import list_usable_cpus
+from headway.core.run_folder import RESUME_COMMAND
 from headway.sweep.child import Child
 from headway.sweep.cohort import Assignment
 from headway.sweep.feed import Ticket
@@ -20,13 +23,35 @@ END_S = 60.0
 """Seconds that a worker has to save its trials before it is killed."""
 
 
+class Process(Protocol):
+    """A worker's process, here or on another machine."""
+
+    def send(self, command: dict[str, Any]) -> None:
+        """Sends a command; nothing happens if the process has just ended, of which an event tells."""
+
+    def close(self, patience_s: float) -> int:
+        """Ends the process, which saves its trials; kills it if that takes too long. Returns its exit status."""
+
+
+class JoinedProcess(Process, Protocol):
+    """A worker on another machine."""
+
+    host: str
+
+
 @final
 @dataclass(frozen=True)
 class Event:
-    """An answer of a worker; None: its process has ended."""
+    """An answer of a worker.
+
+    Attributes:
+        message: the answer; None: its process has ended.
+        joined: a worker on another machine, with its first answer.
+    """
 
     slot: int
     message: dict[str, Any] | None
+    joined: JoinedProcess | None = None
 
 
 @final
@@ -39,18 +64,27 @@ class Slot:
         cpus: the processors that it may use.
         gpu: the GPU that it uses; None: the processors.
         events: where its answers go.
+        joined: a worker on another machine, for which the slot is made; it ends with this worker.
 
     Attributes:
         training: the trials that it was told to train, and that have no outcome yet.
         held: the trials that are in its memory.
+        host: name of its machine; None: this one.
     """
 
     def __init__(
-        self, number: int, folder: Path, cpus: Sequence[int], gpu: str | None, events: SimpleQueue[Event]
+        self,
+        number: int,
+        folder: Path,
+        cpus: Sequence[int],
+        gpu: str | None,
+        events: SimpleQueue[Event],
+        joined: JoinedProcess | None = None,
     ) -> None:
         self.number, self.training, self.held = number, dict[int, Assignment](), set[int]()
         self._folder, self._cpus, self._gpu, self._events = folder, cpus, gpu, events
-        self._process: Child | None = None
+        self._process: Process | None = joined
+        self.host = None if joined is None else joined.host
         self.is_idle = True
         # Of the processes before this one, and of this one so far.
         self._core_s, self._newest_core_s = 0.0, 0.0
@@ -87,21 +121,14 @@ class Slot:
         self._process.send(command)
 
     def _start(self) -> Child:
-        environment = {"OMP_NUM_THREADS": str(len(self._cpus))}
-        if self._gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = self._gpu
-        process = Child(
-            "headway.sweep.worker",
-            [str(self._folder)],
-            self._folder / "logs" / f"slot-{self.number}.log",
-            environment,
+        return start_worker(
+            self._folder,
+            f"slot-{self.number}",
+            self._cpus,
+            self._gpu,
             take=lambda message: self._events.put(Event(self.number, message)),
             end=lambda status: self._events.put(Event(self.number, None)),
         )
-        # A process that has just ended has no processors.
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(process.pid, self._cpus)
-        return process
 
     @property
     def core_s(self) -> float:
@@ -125,6 +152,46 @@ class Slot:
         """Ends the process: it saves its trials. Its last answers are dropped."""
         if self._process is not None:
             self._process.close(END_S)
+
+
+def start_worker(
+    folder: Path,
+    log: str,
+    cpus: Sequence[int],
+    gpu: str | None,
+    take: Callable[[dict[str, Any]], None],
+    end: Callable[[int], None],
+    arguments: Sequence[str] = (),
+) -> Child:
+    """Starts a worker on its share of this machine; see `Child`.
+
+    Args:
+        folder: folder of the sweep.
+        log: name of its log.
+        arguments: more of its command line.
+    """
+    resume = f"headway sweep --resume {shlex.quote(str(folder))}"
+    environment = {"OMP_NUM_THREADS": str(len(cpus)), RESUME_COMMAND: resume}
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    path = folder / "logs" / f"{log}.log"
+    process = Child("headway.sweep.worker", [str(folder), *arguments], path, environment, take=take, end=end)
+    # A process that has just ended has no processors.
+    with contextlib.suppress(ProcessLookupError):
+        os.sched_setaffinity(process.pid, cpus)
+    return process
+
+
+def list_gpus() -> list[str]:
+    """Returns the GPUs of this machine that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    # Without a GPU, torch, which takes a second to load, is not asked.
+    if not glob.glob("/dev/nvidia[0-9]*") and not os.path.exists("/dev/dxg"):
+        return []
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
 
 
 def share_machine(slots: int, gpus: Sequence[str]) -> list[tuple[list[int], str | None]]:

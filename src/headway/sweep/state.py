@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from operator import itemgetter
 from typing import final
 
 from headway.sweep.budget import Plan
-from headway.sweep.records import Created, Forked, Planned, Promoted, Record, Result, Stopped, Values
+from headway.sweep.records import Created, Forked, Fused, Planned, Promoted, Record, Result, Stopped, Values
 from headway.sweep.rungs import Bracket
 
 
@@ -30,6 +30,8 @@ class Trial:
         scores: one for each rung reached, from `first_rung` on; None if it failed on the way there.
         reason: why it failed.
         is_stopped: True if it was decided that it does not go on.
+        together: trials that take a pass together up to its rung, in their places; none: it trains by itself; None:
+            that is not decided.
     """
 
     number: int
@@ -40,6 +42,7 @@ class Trial:
     scores: tuple[float | None, ...] = ()
     reason: str = ""
     is_stopped: bool = False
+    together: tuple[int, ...] | None = None
 
     @property
     def is_training(self) -> bool:
@@ -82,10 +85,15 @@ class Task:
 @final
 @dataclass(frozen=True)
 class State:
-    """Everything that was decided and found out; `trials` are in the order of their numbers."""
+    """Everything that was decided and found out; `trials` are in the order of their numbers.
+
+    Attributes:
+        gains: number of trials that are fused at once, and the gain, for each network that was measured.
+    """
 
     plan: Plan
     trials: tuple[Trial, ...] = ()
+    gains: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
 
 def fold(state: State, records: Iterable[Record]) -> State:
@@ -94,16 +102,22 @@ def fold(state: State, records: Iterable[Record]) -> State:
     Raises:
         RecordError: a record does not fit those before it.
     """
-    trials = list(state.trials)
+    trials, gains = list(state.trials), dict(state.gains)
     for record in records:
         if isinstance(record, Planned):
             raise RecordError("the sweep was planned before")
         if isinstance(record, Created | Forked):
             trials.append(_begin(record, state.plan, trials))
             continue
+        if isinstance(record, Fused):
+            gains[record.network] = record.at_once, record.gain
+            for number in record.trials:
+                _expect(number < len(trials) and trials[number].is_training, f"trial {number} does not train")
+                trials[number] = replace(trials[number], together=record.find_places(number))
+            continue
         _expect(record.trial < len(trials), f"there is no trial {record.trial}")
         trials[record.trial] = _change(trials[record.trial], record, state.plan)
-    return State(state.plan, tuple(trials))
+    return State(state.plan, tuple(trials), gains)
 
 
 def list_tasks(state: State) -> list[Task]:
@@ -180,4 +194,4 @@ def _change(trial: Trial, record: Promoted | Stopped | Result, plan: Plan) -> Tr
         return replace(trial, is_stopped=True)
     is_next = trial.rung + 1 == rung < len(plan.find_bracket(number).levels)
     _expect(is_next, f"trial {number} does not go on to rung {rung}")
-    return replace(trial, rung=rung)
+    return replace(trial, rung=rung, together=None)

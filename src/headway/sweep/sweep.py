@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, final
 
+from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import HeadwayError, RecipeError, UsageError
 from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe
@@ -32,15 +33,19 @@ from headway.setup.recipe import TrainRecipe
 from headway.sweep.budget import Method, Plan, plan_brackets
 from headway.sweep.cohort import Assignment
 from headway.sweep.coordinator import Coordinator
+from headway.sweep.coordinator_address import expect_no_coordinator
 from headway.sweep.display import SweepDisplay
 from headway.sweep.feeders import can_be_fed
 from headway.sweep.journal import open_journal
+from headway.sweep.lease import revoke_old_leases
+from headway.sweep.machines import count_own_slots
 from headway.sweep.page import write_page
 from headway.sweep.prediction import SweepPrediction, TrialShape, choose_feeding, predict_sweep
+from headway.sweep.slots import list_gpus
 from headway.sweep.space import Space, read_space
 from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.state import State, list_scores, rank_trials
-from headway.sweep.sweep_folder import SweepFolder, SweepRecipe, write_found_recipe
+from headway.sweep.sweep_folder import FuseMode, SweepFolder, SweepRecipe, write_found_recipe
 from headway.sweep.sweep_summary import summarise_sweep
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import Probe, build_assignment, count_steps, probe_recipe
@@ -68,10 +73,14 @@ class SweepOptions:
         smallest: least fraction of a training after which trials are compared.
         max_trials: most trials.
         seed: seed of the trials' values.
-        slots: processes that train at once; None: one for each GPU, else one for each core.
+        slots: processes that train at once here; None: those of `hosts`, else one for each GPU, else one for each core.
+        hosts: machines with their numbers of processes, such as a:4,b:4.
+        joinable: workers on other machines can join.
+        lease_s: silence after which a worker on another machine is lost.
         together: most trials that take turns in one process.
         seeds: trainings of the winner with new seeds.
         measures: costs are measured before the first trial, to predict the time and to choose how slots are fed.
+        fuse: `auto`: trials take forward and backward together, where a measurement says that it pays.
     """
 
     budget: Fraction
@@ -81,9 +90,13 @@ class SweepOptions:
     max_trials: int | None = None
     seed: int = 0
     slots: int | None = None
+    hosts: str | None = None
+    joinable: bool = False
+    lease_s: float = 30.0
     together: int = 16
     seeds: int = 3
     measures: bool = True
+    fuse: FuseMode = "off"
 
 
 @final
@@ -204,7 +217,7 @@ def start_sweep(
         objective=probe.objective,
         higher_is_better=probe.higher_is_better,
         samples=probe.samples,
-        **vars(options) | {"slots": options.slots or _count_slots(), "max_trials": max_trials},
+        **vars(options) | {"slots": _count_slots(options), "max_trials": max_trials},
     )
     sweep = SweepFolder.create(folder)
     sweep.write_settings(settings, probe.loaded)
@@ -233,18 +246,13 @@ def build_plan(settings: SweepRecipe) -> Plan:
     )
 
 
-def _count_slots() -> int:
-    import torch
-
-    from headway.core.cpu_count import count_usable_cores
-
-    return torch.cuda.device_count() or count_usable_cores()
-
-
-def _list_gpus() -> list[str]:
-    import torch
-
-    return [str(number) for number in range(torch.cuda.device_count())]
+def _count_slots(options: SweepOptions) -> int:
+    """Returns the number of slots on this machine."""
+    if options.slots is not None:
+        return options.slots
+    if options.hosts is not None:
+        return count_own_slots(options.hosts)
+    return len(list_gpus()) or count_usable_cores()
 
 
 def _run(sweep: SweepFolder) -> SweepResult:
@@ -275,10 +283,13 @@ def _run_trials(sweep: SweepFolder) -> SweepResult:
     began = time.monotonic()
     settings, loaded = sweep.read_settings()
     plan = build_plan(settings)
-    with open_journal(sweep.folder, plan) as journal:
+    with open_journal(sweep.folder, plan, is_shared=settings.is_shared) as journal:
+        # Before the leases of its workers are ended.
+        expect_no_coordinator(sweep.folder)
         sweep.wait_for_workers(LOG.info)
+        revoke_old_leases(sweep.folder, settings.lease_s, LOG.info)
         _describe_plan(plan)
-        with Coordinator(sweep, settings, loaded, _list_gpus()) as coordinator:
+        with Coordinator(sweep, settings, loaded, list_gpus()) as coordinator:
             prediction, start_s = None, 0.0
             if settings.measures and not journal.state.trials:
                 # Processes that measured go on as those of the sweep, so their starts are a part of it.
@@ -323,7 +334,7 @@ def _predict(
             assignments.append(build_assignment(settings, loaded, trial, values, (Fraction(1),), folder))
     LOG.info(f"Measuring {pluralise(len(assignments), 'trial')}.")
     # No more processes start than there are trials, or new seeds.
-    slots = min(settings.slots, max(plan.trials, settings.seeds))
+    slots = min(coordinator.slots, max(plan.trials, settings.seeds))
     starts, found = coordinator.measure(assignments, slots)
     if not found:
         LOG.warning("No trial could be measured, so the time of the sweep is not predicted.")
@@ -339,9 +350,12 @@ def _predict(
         )
         for assignment, one in found
     ]
-    predict = choose_feeding if can_be_fed(loaded.recipe) else predict_sweep
+    # Slots of several machines are not fed. Those that may join later are not known.
+    predict = choose_feeding if can_be_fed(loaded.recipe) and coordinator.slots == settings.slots else predict_sweep
     start_s = statistics.fmean(starts)
     prediction = predict(plan, shapes, slots=slots, together=settings.together, seeds=settings.seeds, start_s=start_s)
+    if coordinator.slots > settings.slots:
+        LOG.info(f"The prediction is for {pluralise(coordinator.slots, 'slot')} of equal speed.")
     LOG.info(f"Predicted: {describe_prediction(prediction)}.")
     return prediction, sum(starts)
 

@@ -8,10 +8,10 @@ import os
 import shlex
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, Literal, final
 
 import yaml
 from pydantic import BeforeValidator, Field, PlainSerializer
@@ -36,6 +36,8 @@ def _read_fraction(value: Any) -> Fraction:
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"{value!r} is not a number. Write for example 8, or 1/27") from None
 
+
+FuseMode = Literal["off", "auto"]
 
 AnyFraction = Annotated[Fraction, BeforeValidator(_read_fraction), PlainSerializer(str, return_type=str)]
 
@@ -65,14 +67,27 @@ class SweepRecipe(RecipePart):
     """Most trials."""
     seed: int
     """Seed of the trials' values. Not that of the trainings, which the recipe has."""
-    slots: int = Field(ge=1)
-    """Processes that train at once."""
+    slots: int = Field(ge=0)
+    """Processes that train at once on the coordinator's machine; 0: none, others join."""
+    hosts: str | None
+    """Other machines with their numbers of processes, such as a:4,b:4."""
+    joinable: bool
+    """Workers on other machines can join."""
+    lease_s: float = Field(ge=0.5)
+    """Silence after which a worker on another machine is lost."""
     together: int = Field(ge=1)
     """Most trials that take turns in one process."""
     seeds: int = Field(ge=0)
     """Trainings of the winner with new seeds."""
-    measures: bool = True
+    measures: bool
     """Measure costs before the first trial."""
+    fuse: FuseMode
+    """Trials of one process take forward and backward together: `auto`, where a measurement says that it pays."""
+
+    @property
+    def is_shared(self) -> bool:
+        """True if other machines take part."""
+        return self.joinable or self.hosts is not None or not self.slots
 
 
 @final
@@ -160,7 +175,9 @@ class SweepFolder:
         """Tells coordinators, for the duration of the block, that a process trains trials of this sweep."""
         handle = os.open(self.folder / ".workers", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH)
+            # A file system without locks.
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_SH)
             yield
         finally:
             os.close(handle)
@@ -182,6 +199,8 @@ class SweepFolder:
                     if not told:
                         say("Waiting for processes of this sweep that still save their trials.")
                         told = True
+                except OSError:
+                    return
                 if time.monotonic() - began > WORKERS_END_S:
                     fix = "End them, and try again."
                     raise UsageError("processes of this sweep still train", where=str(self.folder), fix=fix)
@@ -201,7 +220,7 @@ def read_base_recipe(folder: Path, tree: dict[str, Any]) -> LoadedRecipe[TrainRe
         about = json.loads((folder / "provenance.json").read_text())
         origins, base, path = about["origins"], Path(about["base"]), about["recipe"]
     except (OSError, ValueError, KeyError) as error:
-        what, fix = f"provenance.json cannot be read ({error})", "Copy it from a backup, or begin a new sweep."
+        what, fix = f"provenance.json cannot be read ({error})", "Copy it from a backup, or begin anew."
         raise HeadwayError(what, where=str(folder), fix=fix) from None
     leaves = find_leaf_origins(recipe, origins, "recipe")
     return LoadedRecipe(recipe, leaves, base, None if path is None else Path(path))

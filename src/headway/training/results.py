@@ -70,10 +70,12 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         "damaged_samples": trainer.accumulator.damaged,
         "host_syncs": trainer.host_syncs.to_json(),
     }
-    # Synthetic data have no loader.
+    # Synthetic data have no loader, nor has a trial whose batches all came from another process.
     if setup.inputs.loader is not None:
         stats = setup.inputs.loader.stats()
         summary["input"] = {**stats.to_json(), "batches": stats.batches, "cores": count_usable_cores()}
+    if setup.inputs.fed_batches:
+        summary.setdefault("input", {})["fed_batches"] = setup.inputs.fed_batches
     if trainer.metrics is not None:
         summary |= {**trainer.metrics, "best": trainer.best}
     if trainer.end.reason is not None and trainer.step < setup.steps:

@@ -65,6 +65,7 @@ class Trainer:
         evaluation: the newest evaluation.
         precision: the precision of the setup.
         last_outputs, last_losses: outputs and labels, and losses, of the newest micro-batch.
+        gradient_source: computes the gradient of a step in place of `forward_backward`; None: nobody else does.
         averages, rules, display: what is evaluated and saved; which actions are due; shows the progress.
         asynchronous: makes the steps, if the recipe says `parallel.strategy: async`.
         accumulator: losses and damaged samples since the last record, and the logs of the run.
@@ -106,6 +107,7 @@ class Trainer:
         self._weights = SampleWeights(setup)
         self.last_outputs: tuple[torch.Tensor, torch.Tensor] | None = None
         self.last_losses: torch.Tensor | None = None
+        self.gradient_source: Callable[[Batch], None] | None = None
         self._divergence = ""
         self.callbacks = Callbacks(cast("Trainer", weakref.proxy(self)), callbacks)
         self.rules = ActionRules(setup, needs_statistics=self.averages.needs_statistics, has_callbacks=bool(callbacks))
@@ -163,7 +165,7 @@ class Trainer:
         if setup.recipe.log_ids:
             self.accumulator.log_ids(batch)
         with self.recovery.undo_on_loss():
-            self.forward_backward(batch)
+            (self.gradient_source or self.forward_backward)(batch)
             reduction = self._reduce(batch, batch_size)
         # The reduction succeeded on all ranks: from here on the step cannot be undone.
         setup.step_optimizer(self._parameters)
