@@ -1,10 +1,9 @@
 """Fused trials against trials in turns: CPU seconds of whole steps through the cohort of a sweep's worker.
 
-Five networks, 4 and 8 trials with learning rates of their own, on the same batches, one thread of torch. Each round
-trains the trials in turns, and with `--fuse auto`, which measures in its second step and then chooses; the second round
-begins with the other one. CPU seconds are those of all threads, between the first step and the last one: without the
-set-up and the end of the runs, and with the measurement. `rest` leaves the measurement out: it is the median of the
-steps after it.
+Five networks, 4 and 8 trials with learning rates of their own, on the same batches, one thread of torch. In each round
+two cohorts train at once and alternate step by step: one in turns, the other with `--fuse auto`, which measures in its
+second step and then chooses. CPU seconds are those of all threads, between the first step and the last one: without the
+set-up and the end of the runs. `gain` has the measurement; `rest` is that of the median step of the second half.
 
 The images are made, not read: decoding is the same in both, and is left out of the comparison.
 """
@@ -13,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -159,39 +159,59 @@ def read_trial(folder: Path, arm: Arm, trial: int, steps: int) -> LoadedRecipe[T
 
 
 def measure(folder: Path, arm: Arm, trials: int, rounds: int, *, quick: bool) -> list[tuple[Taken, Taken]]:
-    """Measures trials in turns and with `auto`, in turn; returns both of each round."""
+    """Measures trials in turns and with `auto`; returns both of each round."""
     steps = 30 if quick else arm.steps
     recipes = [read_trial(folder, arm, trial, steps) for trial in range(trials)]
-    found = []
-    for number in range(rounds):
-        taken = {}
-        for is_fused in (False, True) if number % 2 == 0 else (True, False):
-            taken[is_fused] = train(recipes, folder / f"{number}-{is_fused}", steps, is_fused=is_fused)
-        found.append((taken[False], taken[True]))
-    return found
+    return [train_both(recipes, folder / str(number), steps) for number in range(rounds)]
 
 
-def train(recipes: Sequence[LoadedRecipe[TrainRecipe]], folder: Path, steps: int, *, is_fused: bool) -> Taken:
-    """Trains trials as a worker of a sweep does."""
-    stamps: list[float] = []
+def train_both(recipes: Sequence[LoadedRecipe[TrainRecipe]], folder: Path, steps: int) -> tuple[Taken, Taken]:
+    """Trains trials as two workers of a sweep do, in turns and with `auto`; the workers alternate step by step."""
+    place = threading.Condition()
+    times: tuple[list[float], list[float]] = ([], [])
     choices: list[FuseChoice] = []
+    ended: set[int] = set()
+    turn = 0
 
-    def stop() -> bool:
-        # The cohort asks before each step of all trials.
-        stamps.append(time.process_time())
-        return False
+    def work(own: int) -> None:
+        nonlocal turn
+        torch.set_num_threads(1)
+        began = 0.0
 
-    assignments = [
-        Assignment(trial=trial, folder=folder / str(trial), loaded=one, until=steps)
-        for trial, one in enumerate(recipes)
-    ]
-    with closing(Cohorts(stop)) as cohorts:
-        cohorts.fusing = Fusing({}, {}, choices.append) if is_fused else None
-        assert all(outcome.kind == "done" for outcome in cohorts.train(assignments))
-    # It asks before each trial is built, too; the last step has the ends of the runs.
-    turns = stamps[len(recipes) : len(recipes) + steps]
-    times = [end - start for start, end in pairwise(turns[1:])]
-    return Taken(statistics.mean(times), statistics.median(times[len(times) // 2 :]), next(iter(choices), None))
+        def stop() -> bool:
+            # The cohort asks before each trial is built, and before each step of all trials.
+            nonlocal began, turn
+            times[own].append(time.process_time() - began)
+            with place:
+                turn = own if ended else 1 - own
+                place.notify_all()
+                place.wait_for(lambda: turn == own)
+            began = time.process_time()
+            return False
+
+        try:
+            with place:
+                place.wait_for(lambda: turn == own)
+            assignments = [
+                Assignment(trial=trial, folder=folder / str(own) / str(trial), loaded=one, until=steps)
+                for trial, one in enumerate(recipes)
+            ]
+            with closing(Cohorts(stop)) as cohorts:
+                cohorts.fusing = Fusing({}, {}, choices.append) if own else None
+                assert all(outcome.kind == "done" for outcome in cohorts.train(assignments))
+        finally:
+            with place:
+                ended.add(own)
+                turn = 1 - own
+                place.notify_all()
+
+    with ThreadPoolExecutor(2) as pool:
+        for worker in [pool.submit(work, own) for own in (0, 1)]:
+            worker.result()
+    # Without the first step, and without the last one, which has the ends of the runs.
+    own_times = [taken[len(recipes) + 2 : len(recipes) + steps] for taken in times]
+    alone, auto = (Taken(statistics.mean(one), statistics.median(one[len(one) // 2 :])) for one in own_times)
+    return alone, replace(auto, choice=next(iter(choices), None))
 
 
 def measure_difference(folder: Path, arm: Arm, trials: int = 8, steps: int = 100) -> float:
