@@ -29,7 +29,8 @@ def test_a_cut_link_ends_the_worker_beyond_it_before_another_one_gets_its_trial(
     with Hosts(2) as hosts, Machines(tmp_path) as machines:
         here, there = (hosts.command(host, []) for host in (0, 1))
         beyond = machines.join("cut", before=there)
-        options = ("--slots", "0", "--lease", "6", "--max-trials", "1", "--seeds", "0")
+        # Long enough for all that follows, while there is a file `slowly`.
+        options = ("epochs=100", "--slots", "0", "--lease", "6", "--max-trials", "1", "--seeds", "0")
         coordinator = machines.sweep("cut", *options, before=here)
         wait_until(lambda: count_steps(sweep, 0) > 1)
         assert json.loads((sweep / "coordinator.json").read_text())["address"] == hosts.addresses[0]
