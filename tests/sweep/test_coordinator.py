@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import fields
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.sweep.cohort import Outcome
 from headway.sweep.coordinator import Coordinator
 from headway.sweep.costs import TrialCosts
 from headway.sweep.slots import Event
@@ -62,6 +64,61 @@ def test_no_slot_gets_a_trial_that_another_one_holds(
     assert len(here & set(own)) == min(len(here), len(own))
 
 
+@given(data=st.data())
+def test_no_answer_is_lost_or_overtakes_another_while_a_slot_lets_go(data: st.DataObject) -> None:
+    """A slot whose process ends instead keeps its trials until its end is handled: its machine may be asleep."""
+    steps = [Event(number, {"steps": step}) for step, number in enumerate(data.draw(st.lists(st.integers(0, SLOTS))))]
+    has_died = data.draw(st.booleans())
+    answer = Event(1, None if has_died else {"ended": [4]})
+    place = data.draw(st.integers(0, len(steps)))
+    events = [*steps[:place], answer, *steps[place:]]
+    early = data.draw(st.integers(0, len(events)))
+    coordinator: Any = object.__new__(Coordinator)
+    coordinator._passed, coordinator._events = deque(events[:early]), SimpleQueue()
+    for event in events[early:]:
+        coordinator._events.put(event)
+    slots: list[Any] = [
+        SimpleNamespace(number=number, is_idle=True, held=set[int](), end=lambda trials: bool(trials))
+        for number in range(SLOTS)
+    ]
+    slots[1].end = lambda trials: bool(trials) and not slots[1].held.difference_update(trials)
+    slots[1].held |= {4, 5}
+    coordinator._slots, coordinator._deaths = slots, Counter()
+    task: Any = SimpleNamespace(trial=SimpleNamespace(number=4))
+    assert coordinator._choose(slots[0], [task], 1) == ([] if has_died else [task])
+    left = [*coordinator._passed, *(coordinator._events.get() for _ in range(coordinator._events.qsize()))]
+    assert left == (events if has_died else steps)
+    assert slots[1].held == ({4, 5} if has_died else {5})
+    # Nobody else gets them now either.
+    assert not has_died or coordinator._choose(slots[0], [task], 1) == []
+
+
+@pytest.mark.parametrize("ends", [{"kind": "done", "step": 6}, {"kind": "crashed", "step": 2}])
+def test_the_winner_goes_on_elsewhere_if_its_machine_leaves(ends: dict[str, Any]) -> None:
+    """The worker saves it and says `stopped`, which is no failure of the winner."""
+    events: SimpleQueue[Event] = SimpleQueue()
+    answers = [[{"outcome": {"trial": -1, "kind": "stopped", "step": 2}}], [{"outcome": {"trial": -1} | ends}]]
+    begun: list[int] = []
+
+    def begin(slot: Any, assignments: list[Any]) -> None:
+        slot.is_idle, slot.training = False, {one.trial: one for one in assignments}
+        begun.append(slot.number)
+        for message in answers.pop(0):
+            events.put(Event(slot.number, message))
+
+    slots: list[Any] = [
+        SimpleNamespace(number=number, is_idle=True, held=set[int](), training={}, end=lambda trials: False)
+        for number in range(2)
+    ]
+    for slot in slots:
+        slot.train = lambda assignments, slot=slot: begin(slot, assignments)
+    coordinator: Any = object.__new__(Coordinator)
+    coordinator._slots, coordinator._events, coordinator._passed = slots, events, deque[Event]()
+    (outcome,) = coordinator.train([SimpleNamespace(trial=-1)])
+    assert vars(outcome) == vars(Outcome(trial=-1, **ends))
+    assert begun == [0, 1]
+
+
 @given(trials=st.integers(0, 5), slots=st.integers(1, 4), idle=st.integers(0, 2), died=st.sets(st.integers(0, 3)))
 def test_all_slots_measure_at_once(trials: int, slots: int, idle: int, died: set[int]) -> None:
     """Each trial is measured, and some twice, so that no slot is idle. A process that dies measures nothing."""
@@ -91,6 +148,7 @@ def test_all_slots_measure_at_once(trials: int, slots: int, idle: int, died: set
         )
     coordinator: Any = object.__new__(Coordinator)
     coordinator._slots, coordinator._events, coordinator._left_core_s = fakes, events, 0.0
+    coordinator._passed = deque[Event]()
     coordinator._feeders = SimpleNamespace(core_s=0.0)
     coordinator._bury = lambda slot: setattr(slot, "is_idle", True)
     lost = died & set(range(slots))

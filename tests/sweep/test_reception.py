@@ -78,7 +78,9 @@ def seat(folder: Path, events: SimpleQueue[Event]) -> tuple[Guest, RemoteWorker,
 
 def train(worker: RemoteWorker, guest: Guest, folder: Path, trial: int = 7) -> Path:
     """The run folder of a trial as the machine sees it."""
-    worker.send({"train": [{"trial": trial, "folder": str(folder / "trials" / str(trial))}], "feed": None})
+    worker.send(
+        {"train": [{"trial": trial, "folder": str(folder / "trials" / str(trial))}], "feed": None, "fuse": None}
+    )
     return folder / str(guest.hear()["train"][0]["folder"])
 
 
@@ -131,6 +133,20 @@ def test_a_silent_worker_loses_its_lease_and_one_that_answers_does_not(
         assert (tmp_path / "trials/7/metrics.jsonl").read_text() == "{}\n"
         assert (tmp_path / "trials/7").stat().st_ino != before
         guest.close()
+
+
+def test_a_worker_that_has_returned_its_lease_gets_no_trial(
+    tmp_path: Path, reception: Reception, events: SimpleQueue[Event]
+) -> None:
+    """Its machine removes the links first, and says then that it has left."""
+    guest, worker, lease = seat(tmp_path, events)
+    with closing(guest):
+        return_lease(tmp_path, lease)
+        worker.send({"train": [{"trial": 7, "folder": str(tmp_path / "trials/7")}]})
+        guest.say({"left": 0})
+        assert events.get(timeout=20) == Event(3, None)
+        assert worker.close(20) == 0
+        assert guest.hear() == {}
 
 
 @pytest.mark.parametrize("returned", [True, False])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -31,7 +31,7 @@ from headway.sweep.population import perturb_values
 from headway.sweep.records import Forked, Fused, Result, Stopped, Values, build_result
 from headway.sweep.slots import Event, Slot, share_machine
 from headway.sweep.space import RANDOM_TRIALS, Space
-from headway.sweep.state import State, Task, list_tasks
+from headway.sweep.state import State, Task, list_fuse_choices, list_tasks
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
 from headway.sweep.trials import build_assignment, find_step
 from headway.sweep.worker import decode_outcome
@@ -95,6 +95,8 @@ class Coordinator:
         self._sweep, self._settings, self._loaded = sweep, settings, loaded
         self._space = Space(settings.space)
         self._events: SimpleQueue[Event] = SimpleQueue()
+        # Those that came while the coordinator waited for another one.
+        self._passed = deque[Event]()
         shares = share_machine(settings.slots, gpus)
         self._numbers = itertools.count()
         self._slots = [Slot(next(self._numbers), sweep.folder, cpus, gpu, self._events) for cpus, gpu in shares]
@@ -168,8 +170,12 @@ class Coordinator:
                 continue
             if "outcome" in message:
                 outcome = decode_outcome(message["outcome"])
+                if outcome.kind == "stopped":
+                    # Its machine leaves the sweep.
+                    waiting.append(slot.training[outcome.trial])
+                else:
+                    outcomes.append(outcome)
                 self._note(slot, outcome)
-                outcomes.append(outcome)
             slot.is_idle = slot.is_idle or "idle" in message
         return outcomes
 
@@ -215,13 +221,16 @@ class Coordinator:
 
     def _next_event(self) -> Event:
         """Waits for an event of a slot; a worker that joins becomes one. Raises HeadwayError: no machine is left."""
-        while (event := self._events.get()).slot < 0:
+        while (event := self._get_event()).slot < 0:
             self._machines.note(event)
             self._machines.expect_some(self._slots)
         if event.joined is not None:
             self._slots.append(Slot(event.slot, self._sweep.folder, (), None, self._events, event.joined))
             self._machines.note_join(event.joined.host)
         return event
+
+    def _get_event(self) -> Event:
+        return self._passed.popleft() if self._passed else self._events.get()
 
     def _take(self, event: Event) -> tuple[Slot, dict[str, Any] | None]:
         """Returns the slot and the message of an event; notes what the process says of itself."""
@@ -242,6 +251,8 @@ class Coordinator:
             # Before the journal has it, and before the parent goes on: a fork is a copy of its checkpoint.
             for one in decisions:
                 if isinstance(one, Forked):
+                    # It replaces a folder, in which a later coordinator's worker may train by now.
+                    journal.guard()
                     self._fork(one, journal)
             journal.append(*decisions)
             stopped = [one.trial for one in decisions if isinstance(one, Stopped)]
@@ -266,6 +277,9 @@ class Coordinator:
         idle = [slot for slot in self._slots if slot.is_idle and not self._feeders.must_wait(slot.number)]
         chosen = dict[Slot, tuple[tuple[str, Any], list[Task]]]()
         for number, slot in enumerate(idle):
+            # Its process has ended while it let go of trials.
+            if not slot.is_idle:
+                continue
             taken = {task.trial.number for _, tasks in chosen.values() for task in tasks}
             waiting = [task for task in self._find_waiting(journal.state) if task.trial.number not in taken]
             groups: dict[tuple[str, Any], list[Task]] = defaultdict(list)
@@ -282,7 +296,12 @@ class Coordinator:
                 chosen[slot] = (name, own)
         tickets = self._begin_feeds(chosen)
         for slot, (_, own) in chosen.items():
-            slot.train([self._assignments[task.trial.number, task.rung] for task in own], tickets.get(slot.number))
+            assignments = [self._assignments[task.trial.number, task.rung] for task in own]
+            # Not from the journal itself, which another machine may see with a delay.
+            choices = None
+            if self._settings.fuse == "auto":
+                choices = list_fuse_choices(journal.state, (assignment.trial for assignment in assignments))
+            slot.train(assignments, tickets.get(slot.number), choices)
         self._feeders.end_unused(
             {self._keys[task.trial.number] for task in list_tasks(journal.state) if task.trial.number in self._keys}
         )
@@ -319,23 +338,27 @@ class Coordinator:
         own = sorted(free, key=lambda task: (task.trial.number not in slot.held, task.trial.number in holders))[:most]
         for other in self._slots:
             taken = [task.trial.number for task in own if holders.get(task.trial.number) is other]
-            if other.end(taken):
-                self._wait_until_ended(other, taken)
+            if other.end(taken) and not self._wait_until_ended(other, taken):
+                own = [task for task in own if task.trial.number not in taken]
         return own
 
-    def _wait_until_ended(self, slot: Slot, trials: Sequence[int]) -> None:
-        """Waits until an idle slot has let go of trials."""
-        kept: list[Event] = []
+    def _wait_until_ended(self, slot: Slot, trials: Sequence[int]) -> bool:
+        """Waits until an idle slot has let go of trials. Returns False if its process has ended instead."""
+        passed = list[Event]()
         while True:
-            event = self._events.get()
+            event = self._get_event()
             # Trials that were stopped before may be answered now too.
             if event.slot == slot.number and (event.message is None or event.message.get("ended") == trials):
                 break
-            kept.append(event)
-        if event.message is None:
-            kept.append(event)
-        for one in kept:
-            self._events.put(one)
+            passed.append(event)
+        if has_died := event.message is None:
+            passed.append(event)
+            # On another machine it may be asleep, and still write: nobody gets its trials before its lease is ended,
+            # which the event leads to.
+            slot.held |= set(trials)
+            slot.is_idle = False
+        self._passed.extendleft(reversed(passed))
+        return not has_died
 
     def _prepare(self, task: Task, journal: Journal) -> bool:
         """Builds the assignment of a task; returns False if the recipe refuses the trial's values."""

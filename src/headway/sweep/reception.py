@@ -50,9 +50,13 @@ class RemoteWorker:
     def send(self, command: dict[str, Any]) -> None:
         """Sends a command; nothing happens if the worker has just left, of which an event tells."""
         if "train" in command:
-            granted = [
-                one | {"folder": self.lease.grant(one["trial"], Path(one["folder"]))} for one in command["train"]
-            ]
+            try:
+                granted = [
+                    one | {"folder": self.lease.grant(one["trial"], Path(one["folder"]))} for one in command["train"]
+                ]
+            # The worker has returned its lease, and the news is on its way.
+            except FileNotFoundError:
+                return
             command = command | {"train": granted}
         self._put(command)
 

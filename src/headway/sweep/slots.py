@@ -6,7 +6,7 @@ import contextlib
 import glob
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -89,17 +89,23 @@ class Slot:
         # Of the processes before this one, and of this one so far.
         self._core_s, self._newest_core_s = 0.0, 0.0
 
-    def train(self, assignments: Sequence[Assignment], ticket: Ticket | None = None) -> None:
+    def train(
+        self,
+        assignments: Sequence[Assignment],
+        ticket: Ticket | None = None,
+        choices: Mapping[str, Any] | None = None,
+    ) -> None:
         """Makes the worker train; starts its process if there is none.
 
         Args:
             ticket: a feed that has the batches.
+            choices: what `list_fuse_choices` returns; None: no trial may be fused.
         """
         self.training = {one.trial: one for one in assignments}
         self.held |= set(self.training)
         self.is_idle = False
         feed = None if ticket is None else ticket.to_json()
-        self._send({"train": [encode_assignment(one) for one in assignments], "feed": feed})
+        self._send({"train": [encode_assignment(one) for one in assignments], "feed": feed, "fuse": choices})
 
     def measure(self, assignment: Assignment) -> None:
         """Makes the worker measure what a trial costs; it answers `costs`."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from operator import itemgetter
-from typing import final
+from typing import Any, final
 
 from headway.sweep.budget import Plan
 from headway.sweep.records import Created, Forked, Fused, Planned, Promoted, Record, Result, Stopped, Values
@@ -128,6 +128,12 @@ def list_tasks(state: State) -> list[Task]:
     tasks = [_build_task(trial, state.plan.find_bracket(trial.number)) for trial in state.trials if trial.is_training]
     # A fork needs its parent's checkpoint, which the parent may remove once it goes on.
     return sorted(tasks, key=lambda task: task.parent is None)
+
+
+def list_fuse_choices(state: State, trials: Iterable[int]) -> dict[str, Any]:
+    """Returns as a JSON object what is decided on fusing these trials, and every gain that was measured."""
+    places = ((trial, state.trials[trial].together) for trial in trials)
+    return {"chosen": [one for one in places if one[1] is not None], "measured": dict(state.gains)}
 
 
 def list_scores(state: State, trial: Trial) -> list[tuple[Fraction, float]]:

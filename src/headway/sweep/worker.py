@@ -27,7 +27,6 @@ from headway.sweep.costs import measure_costs
 from headway.sweep.feed import Ticket
 from headway.sweep.fuse import Fusing
 from headway.sweep.fuse_choice import FuseChoice
-from headway.sweep.journal import read_journal
 from headway.sweep.lease import LeaseHolder
 from headway.sweep.sweep_folder import SweepFolder
 
@@ -49,9 +48,7 @@ class Worker:
         self._lock = threading.Lock()
         self._commands: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._stopping = False
-        self._fusing: Fusing | None = None
-        if sweep.read_settings()[0].fuse == "auto":
-            self._fusing = Fusing({}, {}, self._tell_choice, lambda reason: self._answer({"says": reason}))
+        self._fusing = Fusing({}, {}, self._tell_choice, lambda reason: self._answer({"says": reason}))
 
     def run(self) -> None:
         """Answers commands until the input ends."""
@@ -72,18 +69,20 @@ class Worker:
                     # The coordinator leaves these seconds out of those of the sweep.
                     self._answer({"costs": costs, "core_s": time.process_time()})
                     continue
-                cohorts.fusing = self._read_choices()
+                cohorts.fusing = self._take_choices(command["fuse"])
                 source = None if command["feed"] is None else Ticket(**command["feed"]).read
                 for outcome in cohorts.train([decode_assignment(one) for one in command["train"]], source):
                     self._answer({"outcome": vars(outcome), "core_s": time.process_time()})
-                self._answer({"idle": True, "core_s": time.process_time()})
+                # Not while it stops: the coordinator would give it trials, and count its end as their fault.
+                if not self._stopping:
+                    self._answer({"idle": True, "core_s": time.process_time()})
 
-    def _read_choices(self) -> Fusing | None:
-        """Returns what chooses the trials to fuse, with the choices of the journal; None if none is to be fused."""
-        if self._fusing is not None:
-            state = read_journal(self._sweep.folder)
-            self._fusing.chosen = {one.number: one.together for one in state.trials if one.together is not None}
-            self._fusing.measured |= state.gains
+    def _take_choices(self, choices: dict[str, Any] | None) -> Fusing | None:
+        """Returns what chooses the trials to fuse, with the coordinator's choices; None if none is to be fused."""
+        if choices is None:
+            return None
+        self._fusing.chosen = {trial: tuple(places) for trial, places in choices["chosen"]}
+        self._fusing.measured |= {name: (at_once, gain) for name, (at_once, gain) in choices["measured"].items()}
         return self._fusing
 
     def _tell_choice(self, choice: FuseChoice) -> None:
