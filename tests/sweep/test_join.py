@@ -122,12 +122,19 @@ def test_hosts_are_started_by_the_remote_shell_and_again_after_a_kill(folder: Pa
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--join", "s", "--resume", "s"), "--join needs the folder of a sweep"),
+        (("--join", "s", "--resume", "s"), "--resume would do nothing here. Write headway sweep --join SWEEP"),
         (("--hosts", "a:1", "--slots", "2"), "--hosts says how many processes each machine runs"),
         (("--hosts", "a"), "not of the form HOST:NUMBER"),
         (("--hosts", "no-such-host.invalid:1"), "no-such-host.invalid is not known here"),
-        (("--lr", "--hosts", "a:1"), "--lr trains on this machine alone"),
-        (("--resume", "s", "--hosts", "a:1"), "cannot be combined with --resume"),
+        (("--lr", "--hosts", "a:1"), "--hosts would do nothing here"),
+        (("--lr", "--slots", "0", "recipe.yaml"), "--lr trains on this machine alone"),
+        (("--join", "s", "--seed", "0"), "--seed would do nothing here"),
+        (("--lr", "--fuse", "auto", "recipe.yaml"), "--fuse would do nothing here"),
+        (("--wait", "5"), "--wait belongs to --join"),
+        (("--lease", "5"), "--lease is for workers on other machines"),
+        (("--resume", "s", "--slots", "1"), "slots, hosts and joinable may be changed"),
+        (("--resume", "s", "--method", "halving"), "--method would do nothing here"),
+        (("--resume", "s", "--hosts", "a:1"), "--hosts would do nothing here. Write headway sweep --resume SWEEP"),
     ],
 )
 def test_what_cannot_be_started_is_refused_before_there_is_a_folder(

@@ -142,7 +142,7 @@ def test_wrong_usage_is_refused(folder: Path, tmp_path: Path, more: tuple[str, .
 
 
 def test_its_options_are_refused_without_it(folder: Path) -> None:
-    assert "belong to --lr" in refused("sweep", write(folder), "--batches", "64", status=2)
+    assert "--batches belongs to --lr" in refused("sweep", write(folder), "--batches", "64", status=2)
 
 
 @pytest.mark.check

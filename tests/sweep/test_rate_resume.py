@@ -137,8 +137,12 @@ def test_two_searches_in_one_folder_are_refused(path: Path, tmp_path: Path, monk
 def test_resume_has_no_other_settings(path: Path, tmp_path: Path) -> None:
     assert "has not begun here" in refused("sweep", "--lr", "--resume", tmp_path, status=2)
     for more in (("--batches", "64"), ("--slots", "1"), ("--out", tmp_path / "other")):
-        assert "--resume without other" in refused("sweep", "--lr", "--resume", tmp_path, *more, status=2)
-    assert "--resume without other" in refused("sweep", "--lr", path, "--resume", tmp_path, status=2)
+        assert "headway sweep --lr --resume FOLDER, without other settings" in refused(
+            "sweep", "--lr", "--resume", tmp_path, *more, status=2
+        )
+    assert "headway sweep --lr --resume FOLDER, without other settings" in refused(
+        "sweep", "--lr", path, "--resume", tmp_path, status=2
+    )
     assert "either a recipe, or --resume" in refused("sweep", "--lr", status=2)
 
 

@@ -8,12 +8,21 @@ from typing import Annotated, Literal
 
 import typer
 
-from headway.cli.screen import Json, Overrides, print_result
+from headway.cli.screen import Json, Overrides, list_given_options, print_result
 from headway.core.errors import UsageError
+
+# Options of each use of the verb. Others would do nothing there, so they are refused.
+JOIN_OPTIONS = {"join", "slots", "wait"}
+RATE_OPTIONS = {"lr", "recipe", "overrides", "out", "slots", "batches", "optimizers"}
+RESUME_OPTIONS = {"resume"}
+RATE_RESUME_OPTIONS = {"lr", "resume"}
+OWNERS = {"wait": "--join", "batches": "--lr", "optimizers": "--lr"}
+"""Options that neither a new sweep nor one that is continued takes, and the option that they belong to."""
 
 
 # Typer reads the options from the signature.
 def sweep(
+    context: typer.Context,
     recipe: Annotated[Path | None, typer.Argument(help="A YAML recipe.")] = None,
     overrides: Overrides = None,
     space: Annotated[Path | None, typer.Option(help="YAML file of what the trials differ in.")] = None,
@@ -64,53 +73,34 @@ def sweep(
     Trials that read the same batches share one loader. Bad ones stop early; the best one is trained again with new
     seeds.
     """
+    given = list_given_options(context) - {"as_json"}
     if join is not None:
-        if recipe is not None or space is not None or budget is not None or resume is not None or hosts is not None:
-            fix = "Write headway sweep --join SWEEP."
-            raise UsageError("--join needs the folder of a sweep, and takes --slots and --wait alone", fix=fix)
+        _refuse_others(given, JOIN_OPTIONS, "Write headway sweep --join SWEEP, with --slots and --wait alone.")
         from headway.sweep.join import join_sweep
 
         join_sweep(join, slots, wait)
         return
-    if slots is not None and hosts is not None:
-        fix = "Name this machine in --hosts too, for example localhost:2, or leave it out."
-        raise UsageError("--hosts says how many processes each machine runs, and --slots cannot be added", fix=fix)
     if lr:
-        if hosts is not None or joinable or slots == 0:
-            raise UsageError("--lr trains on this machine alone", fix="Leave out --hosts, --joinable and --slots 0.")
-        if space is not None or budget is not None:
-            raise UsageError("--lr has neither --space nor --budget", fix="Write headway sweep --lr RECIPE.")
-        from headway.sweep.learning_rate import RateOptions, find_rates, resume_rates
-
-        if recipe is not None and resume is None:
-            wanted = RateOptions(
-                batches=tuple(parse_batch(text) for text in split_list(batches)),
-                optimizers=tuple(split_list(optimizers)),
-                slots=slots,
-            )
-            rates = find_rates(recipe, overrides or (), wanted, out)
-        elif recipe is None and resume is not None and not (out or batches or optimizers or slots):
-            rates = resume_rates(resume)
-        else:
-            fix = "Write headway sweep --lr RECIPE, or headway sweep --lr --resume FOLDER."
-            raise UsageError("--lr needs either a recipe, or --resume without other settings", fix=fix)
-        print_result(rates.to_json(), as_json, rates.describe())
-        if rates.has_failed:
-            raise typer.Exit(1)
+        _find_rates(given, recipe, overrides, out, resume, slots, batches, optimizers, as_json)
         return
-    if batches is not None or optimizers is not None:
-        raise UsageError("--batches and --optimizers belong to --lr", fix="Write headway sweep --lr RECIPE.")
+    for name in sorted(given & OWNERS.keys()):
+        raise UsageError(f"{_write_option(name)} belongs to {OWNERS[name]}", fix="Leave it out, or see --help.")
     if resume is not None:
-        if any(one is not None for one in (recipe, space, budget, out, hosts)):
-            fix = "A sweep continues with its own settings: headway sweep --resume SWEEP."
-            raise UsageError("a recipe, --space, --budget, --hosts and --out cannot be combined with --resume", fix=fix)
+        settings = "Its settings are in sweep.yaml in its folder, where slots, hosts and joinable may be changed."
+        _refuse_others(given, RESUME_OPTIONS, f"Write headway sweep --resume SWEEP. {settings}")
         from headway.sweep.sweep import resume_sweep
 
         result = resume_sweep(resume)
     else:
         if recipe is None or space is None or budget is None:
             what = "a sweep needs a recipe, a space and a budget"
-            raise UsageError(what, fix="headway sweep RECIPE --space SPACE.yaml --budget 8.")
+            raise UsageError(what, fix="Write headway sweep RECIPE --space SPACE.yaml --budget 8.")
+        if slots is not None and hosts is not None:
+            fix = "Name this machine in --hosts too, for example localhost:2, or leave it out."
+            raise UsageError("--hosts says how many processes each machine runs, and --slots cannot be added", fix=fix)
+        if "lease" in given and hosts is None and not joinable and slots != 0:
+            fix = "Leave it out, or add --hosts or --joinable."
+            raise UsageError("--lease is for workers on other machines, and this sweep has none", fix=fix)
         from headway.sweep.budget import parse_method
         from headway.sweep.sweep import SweepOptions, run_sweep
 
@@ -131,6 +121,52 @@ def sweep(
         )
         result = run_sweep(recipe, overrides or (), space, options, out)
     print_result(result.to_json(), as_json, result.describe())
+
+
+def _find_rates(
+    given: set[str],
+    recipe: Path | None,
+    overrides: list[str] | None,
+    out: Path | None,
+    resume: Path | None,
+    slots: int | None,
+    batches: str | None,
+    optimizers: str | None,
+    as_json: bool,
+) -> None:
+    """Runs `--lr`, or continues it."""
+    from headway.sweep.learning_rate import RateOptions, find_rates, resume_rates
+
+    if resume is not None:
+        _refuse_others(given, RATE_RESUME_OPTIONS, "Write headway sweep --lr --resume FOLDER, without other settings.")
+        rates = resume_rates(resume)
+    else:
+        _refuse_others(given, RATE_OPTIONS, "Write headway sweep --lr RECIPE. It trains on this machine alone.")
+        if recipe is None:
+            fix = "Write headway sweep --lr RECIPE, or headway sweep --lr --resume FOLDER."
+            raise UsageError("--lr needs either a recipe, or --resume", fix=fix)
+        if slots == 0:
+            raise UsageError("--lr trains on this machine alone", fix="Leave out --slots 0.")
+        wanted = RateOptions(
+            batches=tuple(parse_batch(text) for text in split_list(batches)),
+            optimizers=tuple(split_list(optimizers)),
+            slots=slots,
+        )
+        rates = find_rates(recipe, overrides or (), wanted, out)
+    print_result(rates.to_json(), as_json, rates.describe())
+    if rates.has_failed:
+        raise typer.Exit(1)
+
+
+def _refuse_others(given: set[str], taken: set[str], fix: str) -> None:
+    """Raises UsageError if there are options that this use of the verb would ignore."""
+    for name in sorted(given - taken):
+        raise UsageError(f"{_write_option(name)} would do nothing here", fix=fix)
+
+
+def _write_option(name: str) -> str:
+    arguments = {"recipe": "a recipe", "overrides": "key=value"}
+    return arguments.get(name) or "--" + name.replace("_", "-")
 
 
 def parse_fraction(text: str, option: str) -> Fraction:

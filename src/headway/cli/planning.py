@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.screen import LOG, Json, Overrides, print_result
+from headway.cli.screen import LOG, Json, Overrides, list_given_options, print_result
 from headway.core.errors import UsageError
 from headway.core.files import expect_writable, write_atomically
 
@@ -135,9 +135,7 @@ def plan(
     from headway.plan.parsing import parse_facility
     from headway.plan.request import PlanRequest, plan_job
 
-    # Only options on the command line count: a default must not look like a choice.
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given_options = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    given_options = list_given_options(context)
     request = PlanRequest(
         cluster=cluster, nodes=nodes, profile=tuple(profile or ()), runs=runs, per_device=per_device, batch=batch,
         accumulate=accumulate, spread=spread, epochs_at=epochs_at, noise_scale=noise_scale, deadline=deadline,

@@ -26,6 +26,12 @@ def print_result(result: Any, as_json: bool, text: str) -> None:
     print(json.dumps(result, default=str) if as_json else escape_controls(text), flush=True)
 
 
+def list_given_options(context: typer.Context) -> set[str]:
+    """Returns the names of the arguments and options on the command line; a default must not look like a choice."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
 def can_print(text: str) -> bool:
     """Returns True if the encoding of standard output has all characters of a text."""
     try:
