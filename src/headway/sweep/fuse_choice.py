@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -28,9 +29,8 @@ from headway.training.trainer import Trainer
 LEAST_GAIN = 1.15
 """Gain in forward and backward from which trials are fused. Below it, noise of the measurement could hide a loss."""
 ROUNDS = 5
-HOPELESS_GAINS = {1: 0.8, 2: 0.9}
-"""A measurement ends after so many rounds that gain less: the longer a pass, the less it varies, and the more it
-costs."""
+CLEAR_GAINS = {1: (0.85, math.inf), 2: (1.05, 1.35), 3: (1.08, 1.25)}
+"""A measurement ends after so many rounds if their gain lies outside: it costs as much as steps of training."""
 FEW_AT_ONCE, SHORT_PASS_S = 4, 0.5e-3
 """Passes that take longer are fused in fours: the activations of eight networks leave the cache of a core. 8-pixel
 networks at batch 64: 1.34 times as fast by eights, 1.44 by fours. Shorter ones are all overhead, so more gain more."""
@@ -116,31 +116,32 @@ def measure_gain(trainers: Sequence[Trainer], batch: Batch) -> FuseChoice:
     # One thread's own time has no part of the loader's threads.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.process_time
     members = {number: Member(trainer, trainer.setup.steps) for number, trainer in enumerate(trainers)}
+    few = trainers[:FEW_AT_ONCE]
     with ExitStack() as stack:
         for trainer in trainers:
             stack.enter_context(preserve_training_state(trainer.setup.model))
         began = clock()
-        outputs = _run_alone(trainers, batch)
-        at_once = len(members)
-        if clock() - began > SHORT_PASS_S * len(members):
-            at_once = min(at_once, FEW_AT_ONCE)
-        record = Fused(tuple(members), at_once, 0.0, "")
-        groups = sorted({record.find_places(number) for number in members})
-        parts = [{number: members[number] for number in group} for group in groups]
-        networks = [FusedNetwork([one.trainer.setup.model for one in part.values()]) for part in parts]
-        passes = [run_together(part, network, batch) for part, network in zip(parts, networks, strict=True)]
-        _expect_alike(outputs, [one.outputs for found in passes for one in found.values()])
+        outputs = _run_alone(few, batch)
+        is_short = clock() - began < SHORT_PASS_S * len(few)
+        at_once = len(members) if is_short else min(len(members), FEW_AT_ONCE)
+        # The first group speaks for the others, whose networks have the same code.
+        first = Fused(tuple(members), at_once, 0.0, "").find_places(0)
+        part, own = {number: members[number] for number in first}, trainers[: len(first)]
+        network = FusedNetwork([one.trainer.setup.model for one in part.values()])
+        if len(own) > len(few):
+            outputs = _run_alone(own, batch)
+        fused = run_together(part, network, batch)
+        _expect_alike(outputs[: len(own)], [one.outputs for one in fused.values()])
         alone_s, fused_s = list[float](), list[float]()
         while len(alone_s) < ROUNDS:
             began = clock()
-            for part, network in zip(parts, networks, strict=True):
-                run_together(part, network, batch)
+            run_together(part, network, batch)
             middle = clock()
-            _run_alone(trainers, batch)
+            _run_alone(own, batch)
             fused_s.append(middle - began)
             alone_s.append(clock() - middle)
-            hopeless = HOPELESS_GAINS.get(len(alone_s), 0.0)
-            if sum(alone_s) < hopeless * sum(fused_s):
+            low, high = CLEAR_GAINS.get(len(alone_s), (0.0, math.inf))
+            if not low < sum(alone_s) / sum(fused_s) < high:
                 break
     # Of each round by itself: what else the machine does slows both.
     gain = statistics.median(alone / fused for alone, fused in zip(alone_s, fused_s, strict=True))
@@ -149,8 +150,8 @@ def measure_gain(trainers: Sequence[Trainer], batch: Batch) -> FuseChoice:
         at_once=at_once if gain >= LEAST_GAIN else 0,
         gain=gain,
         network="",
-        alone_s=statistics.median(alone_s),
-        fused_s=statistics.median(fused_s),
+        alone_s=statistics.median(alone_s) * len(members) / len(first),
+        fused_s=statistics.median(fused_s) * len(members) / len(first),
     )
 
 
