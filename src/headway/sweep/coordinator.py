@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import shlex
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,12 +28,12 @@ from headway.sweep.halving import decide, is_over
 from headway.sweep.journal import Journal
 from headway.sweep.lease import EXPIRED_STATUS
 from headway.sweep.machines import Machines
-from headway.sweep.population import perturb_values
 from headway.sweep.records import Forked, Fused, Result, Stopped, Values, build_result
 from headway.sweep.slots import Event, Slot, share_machine
-from headway.sweep.space import RANDOM_TRIALS, Space
+from headway.sweep.space import Space
 from headway.sweep.state import State, Task, list_fuse_choices, list_tasks
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
+from headway.sweep.trial_values import TrialValues
 from headway.sweep.trials import build_assignment, find_step
 from headway.sweep.worker import decode_outcome
 from headway.training.fork import fork_run
@@ -42,38 +43,6 @@ LOG = logging.getLogger("headway.sweep")
 
 MOST_CRASHES = 3
 """Trials that crash one after another, and processes that die with a trial at one place, until the sweep gives up."""
-
-
-@final
-class TrialValues:
-    """The values of trials, as `decide` asks for them.
-
-    Attributes:
-        state: the state in whose light a trial is drawn; only `tpe` looks at it.
-    """
-
-    def __init__(self, space: Space, seed: int, state: State) -> None:
-        self._space, self._seed, self.state = space, seed, state
-
-    def draw(self, trial: int) -> Values:
-        """Returns the values of a new trial."""
-        plan, trials = self.state.plan, self.state.trials
-        # The highest rung with enough results to learn from (BOHB, Falkner et al. 2018).
-        rung = max(len(bracket.levels) for bracket in plan.brackets) - 1
-        while rung and sum(one.has_result(rung) for one in trials) < RANDOM_TRIALS:
-            rung -= 1
-        past = [(one.values, one.get_score(rung)) for one in trials if one.has_result(rung)]
-        return self._space.suggest(self._seed, trial, past, higher_is_better=plan.higher_is_better)
-
-    def perturb(self, values: Values, trial: int, rung: int) -> Values:
-        """Returns the values of a fork: those of its parent, times 0.8 or 1.2."""
-        parameters = self._space.recipe.parameters
-        ranges = {key: parameters[key].bounds for key in values if parameters[key].choice is None}
-        perturbed = perturb_values(values, ranges, self._seed, trial, rung)
-        return {
-            key: parameters[key].round(value) if key in ranges and isinstance(value, float) else value
-            for key, value in perturbed.items()
-        }
 
 
 @final
@@ -93,6 +62,7 @@ class Coordinator:
         self, sweep: SweepFolder, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe], gpus: Sequence[str] = ()
     ) -> None:
         self._sweep, self._settings, self._loaded = sweep, settings, loaded
+        self._resume = f"headway sweep --resume {shlex.quote(str(sweep.folder))}"
         self._space = Space(settings.space)
         self._events: SimpleQueue[Event] = SimpleQueue()
         # Those that came while the coordinator waited for another one.
@@ -166,7 +136,8 @@ class Coordinator:
                 waiting += lost
                 if any(self._deaths[one.trial] >= MOST_CRASHES for one in lost):
                     what = f"a process of the sweep ended {MOST_CRASHES} times, the last time with status {status}"
-                    raise HeadwayError(what, where=str(self._sweep.logs))
+                    fix = f"Its log says more. Mend the cause, and continue: {self._resume}"
+                    raise HeadwayError(what, where=str(self._sweep.logs), fix=fix)
                 continue
             if "outcome" in message:
                 outcome = decode_outcome(message["outcome"])
@@ -425,7 +396,7 @@ class Coordinator:
         if outcome.kind == "stopped":
             return
         if outcome.kind == "machine":
-            fix = f"Mend it, and continue: headway sweep --resume {self._sweep.folder}"
+            fix = f"Mend it, and continue: {self._resume}"
             raise HeadwayError(f"trial {outcome.trial} cannot train: {outcome.failure}", fix=fix)
         if outcome.kind != "done":
             self._fail(outcome, rung, journal)
@@ -449,7 +420,7 @@ class Coordinator:
         if len(self._crashes) >= MOST_CRASHES:
             how = (outcome.trace or outcome.failure).rstrip()
             what = f"{MOST_CRASHES} trials crashed one after another, the last one with:\n{how}"
-            fix = f"Mend the cause, and continue: headway sweep --resume {self._sweep.folder}"
+            fix = f"Mend the cause, and continue: {self._resume}"
             raise UserCodeError(what, fix=fix) if outcome.trace else HeadwayError(what, fix=fix)
 
     def _record(self, results: Sequence[Result], journal: Journal) -> None:

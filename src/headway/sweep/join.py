@@ -113,7 +113,8 @@ class _Seat:
             self.error = error
         # A thread that ends in silence would leave a slot empty for ever.
         except Exception as error:
-            self.error = HeadwayError(f"a slot of this machine has ended ({error!r})")
+            fix = f"Join again: headway sweep --join {shlex.quote(str(self._folder))}"
+            self.error = HeadwayError(f"slot {self._number} of this machine has ended ({error!r})", fix=fix)
             self.error.__cause__ = error
 
     def _judge(self, visit: _Visit) -> None:

@@ -1,6 +1,7 @@
 """Leases: how long a worker on another machine may train, and the paths through which it writes.
 
-Two processes never write one run folder. Three things see to it, each for where the others end:
+A worker on another machine never writes a run folder that was given to another process. Three things see to it, each
+for where the others end:
 
 1. Time. A worker sends heartbeats, and the coordinator answers them. The worker's patience counts from when it *sent*
    the last heartbeat that was answered, the coordinator's from when it received one, and the worker's is shorter by a

@@ -67,7 +67,9 @@ class Machines:
         """Notes an event that is of no slot."""
         assert event.message is not None
         if "reception_failed" in event.message:
-            raise HeadwayError(f"the coordinator cannot serve other machines ({event.message['reception_failed']})")
+            what = f"the coordinator cannot serve other machines ({event.message['reception_failed']})"
+            fix = f"Mend the cause, and continue: headway sweep --resume {shlex.quote(str(self._sweep.folder))}"
+            raise HeadwayError(what, where=str(self._sweep.folder), fix=fix)
         self._reasons = event.message["no_hosts"]
 
     def note_join(self, host: str) -> None:

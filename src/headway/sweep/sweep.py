@@ -435,9 +435,11 @@ def _retrain(sweep: SweepFolder, settings: SweepRecipe, coordinator: Coordinator
         )
         for seed in seeds
     ]
-    outcomes = coordinator.train(assignments)
-    for outcome in outcomes:
-        if outcome.kind != "done":
-            raise HeadwayError(f"the winner failed with another seed: {outcome.failure}", where=str(sweep.retrained))
-    by_trial = {outcome.trial: outcome.metrics or {} for outcome in outcomes}
-    return tuple(by_trial[one.trial][settings.objective] for one in assignments)
+    scores = dict[int, float]()
+    for outcome in coordinator.train(assignments):
+        if outcome.kind != "done" or outcome.metrics is None:
+            why = outcome.failure or "its metrics.jsonl lacks the last evaluation"
+            fix = f"Mend the cause, and continue: headway sweep --resume {shlex.quote(str(sweep.folder))}"
+            raise HeadwayError(f"the winner failed with another seed: {why}", where=str(sweep.retrained), fix=fix)
+        scores[outcome.trial] = outcome.metrics[settings.objective]
+    return tuple(scores[one.trial] for one in assignments)
