@@ -153,7 +153,7 @@ class SweepResult:
         """Describes the result, for the terminal."""
         failed = sum(trial.has_failed for trial in self.state.trials)
         lines = [
-            f"{len(self.state.trials)} trials in {self.folder}"
+            f"{pluralise(len(self.state.trials), 'trial')} in {self.folder}"
             + (f", {failed} of which failed" if failed else "")
             + ".",
             f"Best: trial {self.winner}, {self.objective} {self.score:.4f}, the best of many noisy scores: "
