@@ -126,7 +126,8 @@ class SweepDisplay:
         seconds = time.monotonic() - self._began
         left = "" if self._predicted_s is None else f" of about {format_duration(self._predicted_s)}"
         training = sum(trial.is_training for trial in state.trials)
-        title = f"{pluralise(len(state.trials), 'trial')}, {training} to train; {steps:,} steps; {format_duration(seconds)}{left}"
+        trials = f"{pluralise(len(state.trials), 'trial')}, {training} to train"
+        title = f"{trials}; {pluralise(steps, 'step')}; {format_duration(seconds)}{left}"
         table = Table(box=None)
         for name in ("trial", self._objective, "trained", "values"):
             table.add_column(name, justify="left" if name == "values" else "right", no_wrap=name == "values")
