@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import fields
+from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests._support import collect_messages
 
+from headway.sweep import coordinator as coordinator_module
 from headway.sweep.cohort import Outcome
 from headway.sweep.coordinator import Coordinator
 from headway.sweep.costs import TrialCosts
@@ -160,3 +163,43 @@ def test_all_slots_measure_at_once(trials: int, slots: int, idle: int, died: set
     assert len(found) == len(begun) - (len(lost) if trials else 0)
     # What was measured is no part of the sweep, and the starts are.
     assert coordinator.core_s - sum(starts) == sum(2.0 for fake in fakes if fake.core_s)
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 1e9])
+def test_after_the_time_for_measurements_no_more_trials_are_measured(
+    limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_module, "MEASURE_S", limit_s)
+    slot: Any = SimpleNamespace(number=0, is_idle=True, note_core_s=lambda seconds: None)
+    coordinator: Any = object.__new__(Coordinator)
+    coordinator._slots, coordinator._events, coordinator._passed = [slot], SimpleQueue[Event](), deque[Event]()
+
+    def measure(assignment: Any) -> None:
+        slot.is_idle = False
+        coordinator._events.put(Event(0, {"costs": dict.fromkeys(COSTS, 1.0), "core_s": 1.0}))
+
+    slot.measure = measure
+    _, found = coordinator.measure([SimpleNamespace(trial=trial) for trial in range(3)], 1)
+    assert [assignment.trial for assignment, _ in found] == ([0] if limit_s == 0 else [0, 1, 2])
+
+
+def test_the_worker_that_was_waited_for_is_one_slot_and_its_answer_is_not_lost() -> None:
+    noted, process = list[Event](), SimpleNamespace(host="a")
+    coordinator: Any = object.__new__(Coordinator)
+    coordinator._slots, coordinator._events, coordinator._passed = [], SimpleQueue[Event](), deque[Event]()
+    coordinator._sweep = SimpleNamespace(folder=Path("nowhere"))
+    coordinator._machines = SimpleNamespace(
+        note=noted.append, expect_some=lambda slots: None, note_join=lambda host: None
+    )
+    coordinator._events.put(Event(-1, {"no_hosts": "b: no Python"}))
+    ready: Any = Event(7, {"ready": 1, "core_s": 2.0}, process)
+    coordinator._events.put(ready)
+    with collect_messages() as said:
+        coordinator.wait_for_slot()
+        coordinator.wait_for_slot()
+    assert said == ["Waiting for the first worker."]
+    assert [slot.number for slot in coordinator._slots] == [7]
+    assert len(noted) == 1
+    event = coordinator._next_event()
+    assert (event.slot, event.message) == (7, ready.message)
+    assert len(coordinator._slots) == 1

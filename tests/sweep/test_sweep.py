@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from tests._support import Said, command, finished, packed_digits, refused, write_recipe
+from tests._support import Said, collect_messages, command, finished, packed_digits, refused, write_recipe
 
 from headway.core.errors import UsageError
 from headway.sweep.best import list_best
@@ -92,11 +92,23 @@ def test_the_winner_is_a_recipe_that_trains_as_the_trial_did(folder: Path, whole
 @pytest.mark.check
 def test_an_ended_sweep_gives_its_result_again_and_trains_nothing(whole: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("weights.safetensors")}
+    written = json.loads((whole / "result.json").read_text())
+    with collect_messages() as told:
+        result = resume_sweep(whole).to_json()
+    assert {**result, "sweep": written["sweep"], "winner": {**result["winner"], "recipe": ""}} == {
+        **written,
+        "winner": {**written["winner"], "recipe": ""},
+    }
+    assert told[0] == "This sweep is finished: nothing is left to train."
+    assert not any("Training" in line for line in told)
+    assert before == {path: path.stat().st_mtime_ns for path in whole.rglob("weights.safetensors")}
+    # Without its result, it is found again by the runs, which train nothing either.
+    (whole / "result.json").unlink()
     said = finished("sweep", "--resume", whole, "--json")
     assert said.status == 0, said.err
-    result = json.loads(said.out)
-    assert result["winner"] == json.loads((whole / "result.json").read_text())["winner"]
+    assert json.loads(said.out)["retrained"] == written["retrained"]
     assert before == {path: path.stat().st_mtime_ns for path in whole.rglob("weights.safetensors")}
+    (whole / "result.json").write_text(json.dumps(written))
 
 
 def test_the_same_sweep_is_not_run_twice_at_once(whole: Path) -> None:

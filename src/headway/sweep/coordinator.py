@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import shlex
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -43,6 +44,8 @@ LOG = logging.getLogger("headway.sweep")
 
 MOST_CRASHES = 3
 """Trials that crash one after another, and processes that die with a trial at one place, until the sweep gives up."""
+MEASURE_S = 30.0
+"""Wall seconds after which no more trials are measured."""
 
 
 @final
@@ -120,6 +123,14 @@ class Coordinator:
             show(journal.state, self.steps)
         return journal.state
 
+    def wait_for_slot(self) -> None:
+        """Waits for the first worker of another machine, if this one has no slots."""
+        if self._slots:
+            return
+        LOG.info("Waiting for the first worker.")
+        # It is a slot now; what it said is for whoever gives it work.
+        self._passed.append(replace(self._next_event(), joined=None))
+
     def train(self, assignments: Sequence[Assignment]) -> list[Outcome]:
         """Trains runs that are no trials, each alone; returns what became of them."""
         waiting, outcomes = list(assignments), list[Outcome]()
@@ -155,13 +166,15 @@ class Coordinator:
     ) -> tuple[list[float], list[tuple[Assignment, TrialCosts]]]:
         """Measures what trials cost; returns core seconds until each process is ready, and what was found.
 
-        Trials that fail are left out; some are measured twice if there are fewer than slots.
+        Trials that fail are left out; some are measured twice if there are fewer than slots. After `MEASURE_S` no
+        more are begun.
 
         Args:
             slots: how many slots will train. All of them measure at once, as they will share caches and a clock rate.
         """
         waiting = [one for one, _ in zip(cycle(assignments), range(max(len(assignments), slots)))]
         own, found, starts = dict[int, Assignment](), list[tuple[Assignment, TrialCosts]](), dict[int, float]()
+        began = time.monotonic()
         while waiting or not all(slot.is_idle for slot in self._slots):
             for slot in self._slots[:slots]:
                 if slot.is_idle and waiting:
@@ -178,6 +191,9 @@ class Coordinator:
                 slot.is_idle = True
                 if message["costs"] is not None:
                     found.append((own[slot.number], TrialCosts(**message["costs"])))
+            if waiting and time.monotonic() - began > MEASURE_S:
+                LOG.info(f"Measuring has taken {MEASURE_S:g} seconds, so no more trials are measured.")
+                waiting.clear()
         return list(starts.values()), found
 
     @property

@@ -35,6 +35,8 @@ MEASURE_S = 0.15
 AFTER_S, MOST_AFTER = 0.05, 10
 """Seconds and most steps for which steps take longer after an evaluation or a checkpoint: caches have other data, and a
 thread writes."""
+LIMIT_S = 10.0
+"""Wall seconds after which a part of the measurement (starts, steps, pauses) repeats nothing more."""
 NEVER = 1e9
 
 # Nothing but steps happens by itself, and the run is long enough for the measurement.
@@ -73,8 +75,23 @@ class TrialCosts:
     end_s: float
 
 
-def measure_costs(loaded: LoadedRecipe[TrainRecipe]) -> TrialCosts:
-    """Measures the costs of a recipe here, in a run that is thrown away. It takes some seconds."""
+class MeasurementStoppedError(Exception):
+    """The process that measures has to end."""
+
+
+def measure_costs(
+    loaded: LoadedRecipe[TrainRecipe], stopping: Callable[[], bool] = lambda: False, limit_s: float = LIMIT_S
+) -> TrialCosts:
+    """Measures the costs of a recipe here, in a run that is thrown away. It takes some seconds.
+
+    Args:
+        stopping: returns True once the process has to end; asked before each step, evaluation and checkpoint.
+        limit_s: wall seconds after which a part of the measurement repeats nothing more. Each is made once.
+
+    Raises:
+        MeasurementStoppedError: `stopping` returned True.
+    """
+    watch = _Watch(stopping, limit_s)
     clock: Callable[[], float] = time.process_time
     if loaded.recipe.device.startswith("cuda"):
         clock = _read_device_clock
@@ -88,18 +105,46 @@ def measure_costs(loaded: LoadedRecipe[TrainRecipe]) -> TrialCosts:
     ):
         begun = list[float]()
         for name in ("first", "second"):
+            watch.check()
+            if begun and watch.is_late:
+                # Opening the data counts as building then.
+                break
             began = clock()
             run = start_run(alone, Path(folder) / name, warns=False, shared=shared)
             steps = stack.enter_context(closing(run))
             trainer = next(steps)
             begun.append(clock() - began)
+            watch.check()
             # The first evaluation of a process takes longer than the first one of a trial.
             began = clock()
             trainer.recovery.queue(Action.EVALUATE)
             next(steps)
             first_evaluation_s = clock() - began
-        open_s = max(0.0, begun[0] - begun[1])
-        return _measure_parts(steps, trainer, clock, open_s, begun[1], first_evaluation_s)
+        open_s = max(0.0, begun[0] - begun[-1])
+        return _measure_parts(steps, trainer, clock, watch, open_s, begun[-1], first_evaluation_s)
+
+
+@final
+class _Watch:
+    """Says when a measurement has to end, and when its present part takes too long."""
+
+    def __init__(self, stopping: Callable[[], bool], limit_s: float) -> None:
+        self._stopping, self._limit_s = stopping, limit_s
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins a part."""
+        self._began = time.monotonic()
+
+    @property
+    def is_late(self) -> bool:
+        """True if this part has lasted as long as it may."""
+        return time.monotonic() - self._began >= self._limit_s
+
+    def check(self) -> None:
+        """Raises MeasurementStoppedError if the process has to end."""
+        if self._stopping():
+            raise MeasurementStoppedError
 
 
 def _read_device_clock() -> float:
@@ -111,6 +156,7 @@ def _measure_parts(
     steps: RunSteps,
     trainer: Trainer,
     clock: Callable[[], float],
+    watch: _Watch,
     open_s: float,
     build_s: float,
     first_evaluation_s: float,
@@ -139,13 +185,15 @@ def _measure_parts(
             "decode": lambda: next(stream),
         }
         # The first step of a network takes longer than the others.
-        first_s = _time_each(kinds["kept"], clock, most=1, warm_up=0)
-        found = {name: statistics.fmean(seconds) for name, seconds in _time_in_turns(kinds, clock).items()}
-        pause = _Pause(trainer, clock, kinds["read"], found["read"])
-        evaluations = [pause.time(steps, Action.LOG, Action.EVALUATE) for _ in range(2)]
-        checkpoint_s = statistics.fmean(pause.time(steps, Action.CHECKPOINT) for _ in range(2))
+        first_s = _time_each(kinds["kept"], clock, watch, most=1, warm_up=0)
+        watch.begin()
+        found = {name: statistics.fmean(seconds) for name, seconds in _time_in_turns(kinds, clock, watch).items()}
+        watch.begin()
+        pause = _Pause(trainer, clock, kinds["read"], found["read"], watch)
+        evaluate_s = pause.time(steps, Action.LOG, Action.EVALUATE)
+        checkpoint_s = pause.time(steps, Action.CHECKPOINT)
     source = cycle([kept])
-    evaluate_s = statistics.fmean(evaluations)
+    watch.check()
     began = clock()
     trainer.stopping = True
     for _ in steps:
@@ -161,12 +209,16 @@ def _measure_parts(
     )
 
 
-def _time_in_turns(kinds: Mapping[str, Callable[[], object]], clock: Callable[[], float]) -> dict[str, list[float]]:
+def _time_in_turns(
+    kinds: Mapping[str, Callable[[], object]], clock: Callable[[], float], watch: _Watch
+) -> dict[str, list[float]]:
     """Returns the seconds of a call of each kind, round by round."""
     taken: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(ROUNDS):
+    for done in range(ROUNDS):
+        if done and watch.is_late:
+            break
         for name, work in kinds.items():
-            taken[name].append(_time_each(work, clock))
+            taken[name].append(_time_each(work, clock, watch))
     return taken
 
 
@@ -178,13 +230,23 @@ def _step(steps: RunSteps, trainer: Trainer) -> None:
 
 
 def _time_each(
-    work: Callable[[], object], clock: Callable[[], float], most: int = MOST, warm_up: int = WARM_UP
+    work: Callable[[], object],
+    clock: Callable[[], float],
+    watch: _Watch,
+    most: int = MOST,
+    warm_up: int = WARM_UP,
 ) -> float:
     """Returns the mean seconds of a call."""
     for _ in range(warm_up):
+        if watch.is_late:
+            break
+        watch.check()
         work()
     began, calls = clock(), 0
-    while calls < min(LEAST, most) or (calls < most and clock() - began < MEASURE_S):
+    while not calls or (
+        not watch.is_late and (calls < min(LEAST, most) or (calls < most and clock() - began < MEASURE_S))
+    ):
+        watch.check()
         work()
         calls += 1
     return (clock() - began) / calls
@@ -199,14 +261,23 @@ class _Pause:
     clock: Callable[[], float]
     step: Callable[[], object]
     step_s: float
+    watch: _Watch
 
     def time(self, steps: RunSteps, *actions: Action) -> float:
-        """Returns the seconds of actions, with what they add to the steps after them."""
-        after = min(MOST_AFTER, math.ceil(AFTER_S / self.step_s))
+        """Returns the mean seconds of actions, with what they add to the steps after them."""
+        taken = [self._time_once(steps, *actions)]
+        if not self.watch.is_late:
+            taken.append(self._time_once(steps, *actions))
+        return statistics.fmean(taken)
+
+    def _time_once(self, steps: RunSteps, *actions: Action) -> float:
+        after = 0 if self.watch.is_late else min(MOST_AFTER, math.ceil(AFTER_S / self.step_s))
+        self.watch.check()
         began = self.clock()
         self.trainer.recovery.queue(*actions)
         next(steps)
         for _ in range(after):
+            self.watch.check()
             self.step()
         self.trainer.recovery.queue(Action.SETTLE)
         next(steps)

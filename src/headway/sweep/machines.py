@@ -47,8 +47,10 @@ class Machines:
             address = find_launcher_address(others) if others else _find_any_address()
             self._reception = Reception(sweep.folder, address, settings.lease_s, events, numbers)
             stack.callback(self._reception.close)
-            command = f"headway sweep --join {shlex.quote(str(sweep.folder.absolute()))}"
-            LOG.info(f"Workers can join from machines that see this folder: {command}")
+            # The machines of --hosts are told by themselves.
+            if settings.joinable or settings.hosts is None:
+                command = f"headway sweep --join {shlex.quote(str(sweep.folder.absolute()))}"
+                LOG.info(f"Workers can join from machines that see this folder: {command}")
             if others:
                 self._hosts = RemoteHosts(sweep.folder.absolute(), others, settings.lease_s, events)
             stack.pop_all()

@@ -36,10 +36,12 @@ from headway.sweep.coordinator import Coordinator
 from headway.sweep.coordinator_address import expect_no_coordinator
 from headway.sweep.display import SweepDisplay
 from headway.sweep.feeders import can_be_fed
+from headway.sweep.halving import is_over
 from headway.sweep.journal import open_journal
 from headway.sweep.lease import revoke_old_leases
 from headway.sweep.machines import count_own_slots
 from headway.sweep.page import write_page
+from headway.sweep.plan_text import describe_plan, describe_raised_smallest
 from headway.sweep.prediction import SweepPrediction, TrialShape, choose_feeding, predict_sweep
 from headway.sweep.slots import list_gpus
 from headway.sweep.space import Space, read_space
@@ -151,7 +153,7 @@ class SweepResult:
         """Describes the result, for the terminal."""
         failed = sum(trial.has_failed for trial in self.state.trials)
         lines = [
-            f"{len(self.state.trials)} trials in {self.folder}"
+            f"{pluralise(len(self.state.trials), 'trial')} in {self.folder}"
             + (f", {failed} of which failed" if failed else "")
             + ".",
             f"Best: trial {self.winner}, {self.objective} {self.score:.4f}, the best of many noisy scores: "
@@ -288,8 +290,16 @@ def _run_trials(sweep: SweepFolder) -> SweepResult:
         expect_no_coordinator(sweep.folder)
         sweep.wait_for_workers(LOG.info)
         revoke_old_leases(sweep.folder, settings.lease_s, LOG.info)
-        _describe_plan(plan)
+        if (finished := _read_finished(sweep, settings, journal.state)) is not None:
+            LOG.info("This sweep is finished: nothing is left to train.")
+            LOG.info(f"Page: {write_page(summarise_sweep(sweep.folder))}")
+            return finished
+        LOG.info(describe_plan(plan))
+        if raised := describe_raised_smallest(plan, settings.smallest, settings.max_trials):
+            LOG.info(raised)
         with Coordinator(sweep, settings, loaded, list_gpus()) as coordinator:
+            if settings.seeds or not is_over(journal.state):
+                coordinator.wait_for_slot()
             prediction, start_s = None, 0.0
             if settings.measures and not journal.state.trials:
                 # Processes that measured go on as those of the sweep, so their starts are a part of it.
@@ -319,6 +329,38 @@ def _run_trials(sweep: SweepFolder) -> SweepResult:
     write_atomically(sweep.folder / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
     LOG.info(f"Page: {write_page(summarise_sweep(sweep.folder))}")
     return result
+
+
+def _read_finished(sweep: SweepFolder, settings: SweepRecipe, state: State) -> SweepResult | None:
+    """Returns the result of a sweep whose trials and new seeds have all been trained; None: there is more to do."""
+    if not is_over(state):
+        return None
+    winner, score = find_winner(state)
+    recipe = sweep.folder / "winner" / "recipe.yaml"
+    try:
+        before = json.loads((sweep.folder / "result.json").read_text())
+        retrained = tuple(map(float, before["retrained"]["scores"]))
+        is_whole = before["winner"]["trial"] == winner and len(retrained) == settings.seeds and recipe.is_file()
+        seconds, core_s, predicted = float(before["seconds"]), float(before["core_s"]), before["predicted"]
+        prediction = None if predicted is None else SweepPrediction(**predicted)
+    except (OSError, ValueError, LookupError, TypeError):
+        # It is written again by what its trials have left.
+        return None
+    if not is_whole:
+        return None
+    return SweepResult(
+        folder=sweep.folder,
+        state=state,
+        objective=settings.objective,
+        winner=winner,
+        score=score,
+        values=dict(state.trials[winner].values),
+        recipe=recipe,
+        retrained=retrained,
+        seconds=seconds,
+        core_s=core_s,
+        prediction=prediction,
+    )
 
 
 def _predict(
@@ -381,14 +423,6 @@ def describe_prediction(prediction: SweepPrediction) -> str:
     return f"{format_duration(prediction.core_s)} of cores in {format_duration(prediction.wall_s)}{gain}{fed}"
 
 
-def _describe_plan(plan: Plan) -> None:
-    rungs = "; ".join(
-        ", ".join(f"{size} to {level}" for size, level in zip(bracket.sizes, bracket.levels, strict=True))
-        for bracket in plan.brackets
-    )
-    LOG.info(f"{plan.method}: {plan.trials} trials ({rungs} of a training), {float(plan.work):.4g} full trainings.")
-
-
 def find_winner(state: State) -> tuple[int, float]:
     """Returns the number and the score of the best trial.
 
@@ -423,7 +457,7 @@ def _retrain(sweep: SweepFolder, settings: SweepRecipe, coordinator: Coordinator
     loaded = load_recipe(recipe, ())
     seeds = [loaded.recipe.seed + number for number in range(1, settings.seeds + 1)]
     if seeds:
-        LOG.info(f"Training the winner again with {len(seeds)} new seeds.")
+        LOG.info(f"Training the winner again with {pluralise(len(seeds), 'new seed')}.")
     assignments = [
         Assignment(
             trial=-seed - 1,

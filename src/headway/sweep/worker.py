@@ -23,7 +23,7 @@ from headway.core.errors import HeadwayError
 from headway.core.messages import mute_messages
 from headway.sweep.child import answer, take_output
 from headway.sweep.cohort import Assignment, Cohorts, Outcome
-from headway.sweep.costs import measure_costs
+from headway.sweep.costs import MeasurementStoppedError, measure_costs
 from headway.sweep.feed import Ticket
 from headway.sweep.fuse import Fusing
 from headway.sweep.fuse_choice import FuseChoice
@@ -91,7 +91,9 @@ class Worker:
     def _measure(self, assignment: Assignment) -> dict[str, Any] | None:
         """Returns what a trial costs; None if it fails, which its training will explain."""
         try:
-            return vars(measure_costs(assignment.loaded))
+            return vars(measure_costs(assignment.loaded, lambda: self._stopping))
+        except MeasurementStoppedError:
+            return None
         except Exception:
             traceback.print_exc()
             return None
