@@ -111,7 +111,11 @@ def probe_recipe(
         objective = objective or setup.task.primary
         if objective not in names:
             what = f"objective: no evaluation of this recipe has the metric {objective!r}"
-            raise RecipeError(what, where=(origins or {}).get("objective", ""), fix=suggest_nearest(objective, names))
+            raise RecipeError(
+                what,
+                where="" if origins is None else origins.get("objective", "").removeprefix("default"),
+                fix=suggest_nearest(objective, names),
+            )
         before, pinned = dict(loaded.list_leaves()), dict[str, tuple[Any, str]]()
         for key, value in setup.loaded.list_leaves():
             is_pinned = any(key == part or key.startswith(f"{part}.") for part in PINNED_KEYS)
