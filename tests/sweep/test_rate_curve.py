@@ -126,6 +126,13 @@ def test_a_curve_without_a_minimum_is_refused(losses: list[float], said: str) ->
         propose_rate(RateCurve(list_rates(1e-5, 10, STEPS), tuple(losses)))
 
 
+@given(st.integers(20, 100))
+def test_few_steps_are_named_before_labels(steps: int) -> None:
+    with pytest.raises(TrainingError, match=f"in a range test of {steps} steps") as raised:
+        propose_rate(RateCurve(list_rates(1e-5, 10, steps), (2.3,) * steps))
+    assert raised.value.fix.startswith("Train for more epochs" if steps < 100 else "Check labels")
+
+
 @given(st.integers(0, 10_000), st.floats(0.01, 1.0))
 def test_noise_alone_is_no_fall(seed: int, noise: float) -> None:
     draws = random.Random(seed)

@@ -15,11 +15,13 @@ from tests._support import headway, packed_digits, refused, running, write_recip
 from tests.sweep._rates import Work, fake_search
 
 from headway.core.errors import HeadwayError, TrainingError, UsageError
+from headway.sweep.best import list_best
 from headway.sweep.learning_rate import RateOptions, find_rates, resume_rates
 from headway.sweep.rate_curve import RateCurve
 from headway.sweep.rate_table import Candidate, RateRow, RatesResult
 from headway.sweep.rates_folder import RatesFolder
 from headway.sweep.sweep import SweepStoppedError
+from headway.sweep.sweep_folder import SweepFolder
 
 OPTIONS = RateOptions(batches=(30, 90), optimizers=("sgd", "adamw"), slots=1)
 WHOLE: list[Work] = [
@@ -99,15 +101,34 @@ def test_a_row_that_fails_says_why_and_the_others_go_on(
     assert [row["optimizer"] for row in result["rows"] if "failure" not in row] == ["sgd", "adamw"]
 
 
-def test_a_search_whose_rows_all_fail_raises_the_first_reason(
+def test_a_search_whose_rows_all_fail_has_a_table_and_a_file_too(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(work: Work) -> None:
         raise TrainingError(f"{work[0]} of {work[1]}")
 
     fake_search(monkeypatch, lambda work: fail(work) if work[0] == "train" else None)
-    with pytest.raises(TrainingError, match="train of sgd"):
+    arguments = ("--optimizers", "sgd,adamw", "--batches", "30", "--out", tmp_path / "out")
+    told = headway("sweep", "--lr", path, *arguments, status=1)
+    assert "sgd at 30: train of sgd" in told.out
+    assert "No rate was found" in told.out
+    kept = json.loads((tmp_path / "out/lr.json").read_text())
+    assert (kept["chosen"], kept["recipe"]) == (None, None)
+    assert all(row["failure"] and row["proposal"] for row in kept["rows"])
+
+
+def test_ctrl_c_in_a_range_test_says_how_to_go_on(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(work: Work) -> None:
+        raise KeyboardInterrupt
+
+    fake_search(monkeypatch, stop)
+    with pytest.raises(HeadwayError, match=f"headway sweep --lr --resume {tmp_path}/out"):
         find_rates(path, (), OPTIONS, tmp_path / "out")
+    # Other verbs name the right command for this folder.
+    with pytest.raises(UsageError, match=f"headway sweep --lr --resume {tmp_path}/out"):
+        SweepFolder.open(tmp_path / "out")
+    with pytest.raises(UsageError, match="folder of headway sweep --lr"):
+        list_best(tmp_path / "out", 4)
 
 
 def test_a_stopped_search_is_not_taken_for_a_failed_row(

@@ -98,30 +98,30 @@ REFUSED = {
     f"{ONE}batch: {{choice: [8, 16, 8]}}": "FILE:2: parameters.batch: choice has 8 twice. Remove one.",
     f"{ONE}batch: {{choice: [8, 16], points: 3}}": "FILE:2: parameters.batch: points are for ranges, and a grid takes "
     "each value of a choice: remove points.",
-    f"method: grid\n{ONE}{LR}": "FILE: parameters.optimizer.lr: a grid needs to know how many values of the range. "
+    f"method: grid\n{ONE}{LR}": "FILE:3: parameters.optimizer.lr: a grid needs to know how many values of the range. "
     "Write optimizer.lr: {log: [0.1, 1.0], points: 4}, or choose another method.",
     # Conditions
-    f"{ONE}batch: {{choice: [8, 16], when: {{optimizer.nam: sgd}}}}{NAMES}": "FILE: parameters.batch.when: "
+    f"{ONE}batch: {{choice: [8, 16], when: {{optimizer.nam: sgd}}}}{NAMES}": "FILE:2: parameters.batch.when: "
     "'optimizer.nam' is no parameter of this space. Did you mean 'optimizer.name'? Or set optimizer.nam in the recipe.",
-    f"{ONE}batch: {{choice: [8, 16], when: {{optimizer.name: [sgd, nag]}}}}{NAMES}": "FILE: parameters.batch.when: "
+    f"{ONE}batch: {{choice: [8, 16], when: {{optimizer.name: [sgd, nag]}}}}{NAMES}": "FILE:2: parameters.batch.when: "
     "optimizer.name is never nag. It is one of [sgd, lamb, adamw]: name such a value.",
-    f"{ONE}batch: {{choice: [8, 16], when: {{optimizer.name: []}}}}{NAMES}": "FILE: parameters.batch.when: the list "
+    f"{ONE}batch: {{choice: [8, 16], when: {{optimizer.name: []}}}}{NAMES}": "FILE:2: parameters.batch.when: the list "
     "for optimizer.name is empty. Name values, or remove the condition.",
-    f"{ONE}batch: {{choice: [8, 16], when: {{optimizer.lr: 1}}}}\n  {LR}": "FILE: parameters.batch.when: optimizer.lr "
-    "is a range of numbers, and will hardly ever be 1. Make it a choice, or remove the condition.",
+    f"{ONE}batch: {{choice: [8, 16], when: {{optimizer.lr: 1}}}}\n  {LR}": "FILE:2: parameters.batch.when: optimizer."
+    "lr is a range of numbers, and will hardly ever be 1. Make it a choice, or remove the condition.",
     f"{ONE}batch: {{choice: [8, 16], when: {{augment.translate: 5}}}}\n  augment.translate: {{integer: [0, 4]}}": "FILE"
-    ": parameters.batch.when: augment.translate is never 5. It is in 0..4: name such a value.",
+    ":2: parameters.batch.when: augment.translate is never 5. It is in 0..4: name such a value.",
     f"{ONE}batch: {{choice: [1], when: {{seed: 1}}}}\n  seed: {{choice: [1], when: {{epochs: 1}}}}\n  epochs: {{choice:"
-    " [1], when: {batch: 1}}": "FILE: parameters: these conditions go round in a circle: batch needs seed needs epochs "
-    "needs batch. Remove one.",
-    f"{ONE}batch: {{choice: [1], when: {{batch: 1}}}}": "FILE: parameters: these conditions go round in a circle: "
+    " [1], when: {batch: 1}}": "FILE:1: parameters: these conditions go round in a circle: batch needs seed needs "
+    "epochs needs batch. Remove one.",
+    f"{ONE}batch: {{choice: [1], when: {{batch: 1}}}}": "FILE:1: parameters: these conditions go round in a circle: "
     "batch needs batch. Remove one.",
     # Keys of other optimizers
-    f"{ONE}optimizer.momentum: {{linear: [0.8, 0.9]}}{NAMES}": "FILE: parameters.optimizer.momentum: no key of lamb "
+    f"{ONE}optimizer.momentum: {{linear: [0.8, 0.9]}}{NAMES}": "FILE:2: parameters.optimizer.momentum: no key of lamb "
     "and adamw. Write when: {optimizer.name: [sgd]}.",
-    f"{ONE}optimizer.momentum: {{linear: [0.8, 0.9], when: {{optimizer.name: [sgd, lamb]}}}}{NAMES}": "FILE: parameters"
-    ".optimizer.momentum: no key of lamb. Write when: {optimizer.name: [sgd]}.",
-    f"{ONE}optimizer.ns_steps: {{integer: [3, 5]}}{NAMES}": "FILE: parameters.optimizer.ns_steps: no key of sgd and "
+    f"{ONE}optimizer.momentum: {{linear: [0.8, 0.9], when: {{optimizer.name: [sgd, lamb]}}}}{NAMES}": "FILE:2: "
+    "parameters.optimizer.momentum: no key of lamb. Write when: {optimizer.name: [sgd]}.",
+    f"{ONE}optimizer.ns_steps: {{integer: [3, 5]}}{NAMES}": "FILE:2: parameters.optimizer.ns_steps: no key of sgd and "
     "lamb and adamw. Remove it.",
 }
 

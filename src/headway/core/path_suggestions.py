@@ -20,11 +20,13 @@ def suggest_path(path: Path, is_meant: Callable[[Path], bool], *, folders: Itera
             entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
         except OSError:
             continue
-        for entry in entries:
+        for entry in filter(is_meant, entries):
             # An equal suffix must not make two names alike: `a.yaml` is not meant by `b.yaml`. Capitals do not count.
-            found.setdefault(_get_stem(entry, path), entry)
-    names = [name for name, entry in found.items() if is_meant(entry)]
-    close = difflib.get_close_matches(_get_stem(path, path), names, n=1, cutoff=0.6)
+            name = _get_stem(entry, path)
+            # Of `photos` and `photos.yaml` in one folder, the one with the suffix that was asked for is meant.
+            if name not in found or (entry.suffix == path.suffix and found[name].suffix != path.suffix):
+                found[name] = entry
+    close = difflib.get_close_matches(_get_stem(path, path), found, n=1, cutoff=0.6)
     return f"Did you mean {str(found[close[0]])!r}?" if close else ""
 
 

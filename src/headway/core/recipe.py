@@ -120,7 +120,12 @@ def read_recipe(
         if isinstance(error, FileNotFoundError | IsADirectoryError):
             # A folder was named, or a name without its extension: the recipe that `headway init` wrote for it.
             beside = path.with_name(f"{path.name}.yaml") if path.name else path
-            hint = f"Did you mean {str(beside)!r}?" if beside.is_file() else suggest_path(path, Path.is_file)
+            kinds = (".yaml", ".yml", path.suffix.lower())
+
+            def is_meant(entry: Path) -> bool:
+                return entry.suffix.lower() in kinds and entry.is_file()
+
+            hint = f"Did you mean {str(beside)!r}?" if beside.is_file() else suggest_path(path, is_meant)
             raise RecipeError(what, where=str(path), fix=hint or fix) from None
         raise RecipeError(what, where=str(path)) from None
     tree, lines = parse_recipe(text, str(path), kind)

@@ -52,7 +52,9 @@ def explain_errors(
         if any(other.keys[: len(keys)] == keys != other.keys for other in places):
             continue
         tag = [entry["ctx"]["discriminator"].strip("'")] if entry["type"] == "union_tag_invalid" else []
-        where = f"{_find_origin([*keys, *tag], origins) or path.name}: "
+        # An error of the whole may begin with the key that it is about.
+        named = [] if keys else entry["msg"].removeprefix("Value error, ").partition(": ")[0].split(".")
+        where = f"{_find_origin(named or [*keys, *tag], origins) or path.name}: "
         if (sentence := _explain_key(entry, place, model)) is not None:
             out.append(where + sentence)
             continue

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from headway.core.errors import UsageError, suggest_nearest
+from headway.core.errors import UsageError, UserCodeError, suggest_nearest
 from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe
 from headway.core.recipe_override import collect_given_values, override_values
@@ -62,7 +62,7 @@ def find_rates(recipe: Path, overrides: Sequence[str], options: RateOptions, fol
     Raises:
         UsageError: the folder exists, or an optimizer or a batch is none.
         RecipeError: the recipe has no evaluation set, or an optimizer refuses its values.
-        TrainingError: the loss falls at no rate, for any optimizer and batch.
+        HeadwayError: a signal has stopped the search. UserCodeError: the user's own code fails in all rows.
     """
     loaded = load_recipe(recipe, overrides)
     optimizers = _check_optimizers(options.optimizers, loaded.recipe.optimizer.name)
@@ -99,18 +99,19 @@ def _run(rates: RatesFolder, settings: RatesRecipe, loaded: LoadedRecipe[TrainRe
     began = time.monotonic()
     with rates.lock():
         search = RateSearch(rates, probe, settings.slots)
-        for batch in settings.batches:
-            # What the machine decides for the recipe holds for all of them.
-            variants = [build_variant(probe.loaded, name, batch) for name in settings.optimizers]
-            search.add_batch(variants)
+        try:
+            for batch in settings.batches:
+                # What the machine decides for the recipe holds for all of them.
+                search.add_batch([build_variant(probe.loaded, name, batch) for name in settings.optimizers])
+        except KeyboardInterrupt:
+            raise rates.explain_stop() from None
         found = [row for row in search.rows if not row.failure]
-        if not found:
-            raise search.errors[0]
-        own_batch = resolve_batch(loaded, 1).recipe.global_batch
-        chosen = _choose(found, own_batch, higher_is_better=probe.higher_is_better)
-        path = _write_recipe(
-            rates.folder, build_variant(loaded, chosen.optimizer, chosen.batch), chosen, probe.objective
-        )
+        chosen, path = None, None
+        if found:
+            own_batch = resolve_batch(loaded, 1).recipe.global_batch
+            chosen = _choose(found, own_batch, higher_is_better=probe.higher_is_better)
+            variant = build_variant(loaded, chosen.optimizer, chosen.batch)
+            path = _write_recipe(rates.folder, variant, chosen, probe.objective)
         lr = loaded.recipe.optimizer.lr
         rule = lr.scale if isinstance(lr, BatchScaledRecipe) else "none"
         result = RatesResult(
@@ -124,6 +125,9 @@ def _run(rates: RatesFolder, settings: RatesRecipe, loaded: LoadedRecipe[TrainRe
             seconds=time.monotonic() - began,
         )
         write_atomically(rates.folder / "lr.json", json.dumps(result.to_json(), indent=1) + "\n")
+        # The user needs the traceback of their own code.
+        if not found and isinstance(search.errors[0], UserCodeError):
+            raise search.errors[0]
     return result
 
 

@@ -157,8 +157,14 @@ def propose_rate(curve: RateCurve, *, is_layer_wise: bool = False) -> Proposal:
     untrained = statistics.fmean(early)
     fall = untrained - smoothed[place]
     if place < len(early) or not fall > max(CLEAR_FALL * curve.noise, ROUNDING * abs(untrained)):
-        what = f"the loss falls at no learning rate from {rates[0]:.3g} to {rates[len(losses) - 1]:.3g}"
-        raise TrainingError(what, fix="Check labels, loss and network: headway doctor RECIPE.")
+        steps = f"in a range test of {pluralise(len(rates), 'step')}"
+        what = f"the loss falls at no learning rate from {rates[0]:.3g} to {rates[len(losses) - 1]:.3g}, {steps}"
+        check = "check labels, loss and network: headway doctor RECIPE."
+        if len(rates) >= MOST_STEPS:
+            raise TrainingError(what, fix=f"C{check[1:]}")
+        # Few steps are the likelier reason.
+        longer = f"from {math.ceil(MOST_STEPS / TESTED_SHARE)} steps on, the test has {MOST_STEPS}"
+        raise TrainingError(what, fix=f"Train for more epochs: {longer}. If that does not help, {check}")
     if place == len(rates) - 1:
         what = f"the loss still falls at the last learning rate of the range test, {rates[-1]:.3g}"
         fix = "The optimizer may step few of the weights: look at optimizer.groups and at frozen layers."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -13,6 +12,7 @@ import torch
 
 from headway.core.errors import HeadwayError
 from headway.core.recipe import LoadedRecipe
+from headway.core.text_format import pluralise
 from headway.setup.recipe import TrainRecipe
 from headway.sweep.parameter import ParameterRecipe
 from headway.sweep.range_test import RangeTest, measure_ranges
@@ -65,6 +65,9 @@ class RateSearch:
             for place, row in enumerate(begun)
             if row.proposal is None and not row.failure
         ]
+        for _, variant, steps in waiting:
+            what = f"range test of {pluralise(count_test_steps(steps), 'step')}"
+            LOG.info(f"{variant.recipe.optimizer.name} at batch {variant.recipe.global_batch:,}: {what}.")
         # Together, so that each batch is decoded once.
         tests = measure_ranges(
             [variant for _, variant, _ in waiting], [count_test_steps(steps) for _, _, steps in waiting]
@@ -111,8 +114,7 @@ class RateSearch:
         try:
             result = self._train(row, variant)
         except SweepStoppedError:
-            fix = f"Continue: headway sweep --lr --resume {shlex.quote(str(self._rates.folder))}"
-            raise HeadwayError("the search was stopped, and what it has found is kept", fix=fix) from None
+            raise self._rates.explain_stop() from None
         except HeadwayError as error:
             return self._fail(row, error)
         row = replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,7 +122,7 @@ class RatesResult:
         folder: where all of it lies.
         objective: the metric by which rates were compared.
         rule: scaling rule of the recipe, and its exponent.
-        recipe: the recipe with the found rate; `chosen` is the row that it has it from.
+        recipe: the recipe with the found rate; `chosen` is the row that it has it from. None: no row has a rate.
         seconds: wall time.
     """
 
@@ -130,8 +131,8 @@ class RatesResult:
     rows: tuple[RateRow, ...]
     fits: tuple[ScalingFit, ...]
     rule: tuple[str, float]
-    recipe: Path
-    chosen: RateRow
+    recipe: Path | None
+    chosen: RateRow | None
     seconds: float
 
     @property
@@ -141,14 +142,17 @@ class RatesResult:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the result as a JSON object."""
+        chosen = self.chosen
         return {
             "folder": str(self.folder),
             "objective": self.objective,
             "rows": [row.to_json() for row in self.rows],
             "fits": [vars(fit) for fit in self.fits],
             "rule": {"scale": self.rule[0], "exponent": self.rule[1]},
-            "chosen": {"optimizer": self.chosen.optimizer, "batch": self.chosen.batch, "lr": self.chosen.lr},
-            "recipe": str(self.recipe),
+            "chosen": None
+            if chosen is None
+            else {name: getattr(chosen, name) for name in ("optimizer", "batch", "lr")},
+            "recipe": None if self.recipe is None else str(self.recipe),
             "work": sum(row.work for row in self.rows),
             "seconds": self.seconds,
         }
@@ -172,7 +176,11 @@ class RatesResult:
         work = sum(row.work for row in self.rows)
         grid = GRID * len(self.rows)
         lines.append(f"Cost: {work:.3g} full trainings; a grid of {GRID} rates takes {grid}.")
-        lines.append(f"Recipe with lr {_format(self.chosen.lr)}: {self.recipe}")
+        if self.chosen is None:
+            again = f"headway sweep --lr --resume {shlex.quote(str(self.folder))}"
+            lines.append(f"No rate was found, so no recipe was written. To try the same recipe again: {again}")
+        else:
+            lines.append(f"Recipe with lr {_format(self.chosen.lr)}: {self.recipe}")
         return "\n".join(lines)
 
 

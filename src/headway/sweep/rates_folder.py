@@ -19,7 +19,7 @@ from headway.core.recipe_yaml import RecipeDumper
 from headway.core.run_folder import RunFolder
 from headway.setup.recipe import TrainRecipe
 from headway.sweep.rate_table import RateRow
-from headway.sweep.sweep_folder import read_base_recipe, write_provenance
+from headway.sweep.sweep_folder import RATES_SETTINGS, SweepFolder, read_base_recipe, write_provenance
 
 
 class RatesRecipe(RecipePart):
@@ -45,8 +45,8 @@ class RatesFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._settings = folder / "settings"
-        self._settings_path = self._settings / "rates.yaml"
+        self._settings_path = folder / RATES_SETTINGS
+        self._settings = self._settings_path.parent
 
     @staticmethod
     def create(folder: Path, settings: RatesRecipe, loaded: LoadedRecipe[TrainRecipe]) -> RatesFolder:
@@ -77,6 +77,10 @@ class RatesFolder:
         """Opens the folder of an earlier call. Raises UsageError: there is none."""
         rates = RatesFolder(folder)
         if not rates._settings_path.is_file():
+            if SweepFolder(folder).settings_path.is_file():
+                what = "this is the folder of a sweep with a space, and not one of headway sweep --lr"
+                fix = f"Continue it: headway sweep --resume {shlex.quote(str(folder))}"
+                raise UsageError(what, where=str(folder), fix=fix)
             what = "headway sweep --lr has not begun here (there is no settings/rates.yaml)"
             raise UsageError(what, where=str(folder), fix="Begin it: headway sweep --lr RECIPE.")
         return rates
@@ -99,6 +103,11 @@ class RatesFolder:
         """
         with RunFolder(self._settings).lock():
             yield
+
+    def explain_stop(self) -> HeadwayError:
+        """Returns the error that says how a search that a signal has stopped is continued."""
+        fix = f"Continue: headway sweep --lr --resume {shlex.quote(str(self.folder))}"
+        return HeadwayError("the search was stopped, and what it has found is kept", fix=fix)
 
     def find_sweep(self, row: RateRow) -> Path:
         """Returns the folder of the trainings of a row."""

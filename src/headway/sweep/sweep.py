@@ -9,7 +9,7 @@ import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -182,14 +182,15 @@ def run_sweep(
         HeadwayError: recipe, space or options are wrong, or trials crash one after another.
     """
     loaded = load_recipe(recipe, overrides)
-    space_recipe = read_space(space).recipe
-    check_space(Space(space_recipe), loaded)
+    space_file = read_space(space)
+    space_recipe = space_file.recipe
+    check_space(Space(space_recipe), loaded, space_file.origins)
     if space_recipe.method == "tpe" and options.method != "asha":
         what = f"tpe learns from trials that have ended, and {options.method} starts them together"
         raise UsageError(what, where=str(space), fix="Add --method asha, or set method to random in the space.")
     if options.method == "pbt":
         check_forkable(space_recipe.parameters)
-    return start_sweep(loaded, space_recipe, options, folder)
+    return start_sweep(loaded, space_recipe, options, folder, origins=space_file.origins)
 
 
 def start_sweep(
@@ -198,11 +199,13 @@ def start_sweep(
     options: SweepOptions,
     folder: Path | None = None,
     probe: Probe | None = None,
+    origins: Mapping[str, str] | None = None,
 ) -> SweepResult:
     """Runs a sweep of a recipe and a space that are read and checked already; see `run_sweep`.
 
     Args:
         probe: facts that are known of the recipe; None: it is built to find them.
+        origins: file and line of the keys of the space, for messages; see `LoadedRecipe`.
     """
     folder = folder or RunFolder.find_free_name(Path("sweeps"), loaded.recipe.name)
     bounds = [bound for bound in (Space(space_recipe).size, options.max_trials) if bound is not None]
@@ -212,7 +215,7 @@ def start_sweep(
     plan_brackets(
         Fraction(options.budget), options.eta, Fraction(options.smallest), options.method, max_trials=max_trials
     )
-    probe = probe or probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
+    probe = probe or probe_recipe(loaded, space_recipe.objective, space_recipe.parameters, origins)
     settings = SweepRecipe(
         recipe=collect_given_values(probe.loaded),
         space=space_recipe,

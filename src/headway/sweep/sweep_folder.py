@@ -28,6 +28,8 @@ from headway.sweep.space_recipe import SpaceRecipe
 
 # A killed coordinator's workers save their trials and end: seconds until a new one gives up on them.
 WORKERS_END_S = 120.0
+RATES_SETTINGS = "settings/rates.yaml"
+"""The settings of `headway sweep --lr` in its folder, which is none of a sweep with a space."""
 
 
 def _read_fraction(value: Any) -> Fraction:
@@ -129,6 +131,9 @@ class SweepFolder:
         """Opens the folder of a sweep. Raises UsageError: there is none."""
         sweep = SweepFolder(folder)
         if not sweep.settings_path.is_file():
+            if (folder / RATES_SETTINGS).is_file():
+                fix = f"Continue it: headway sweep --lr --resume {shlex.quote(str(folder))}"
+                raise UsageError("this is the folder of headway sweep --lr", where=str(folder), fix=fix)
             what = "this is not the folder of a sweep (it has no sweep.yaml)"
             raise UsageError(what, where=str(folder), fix="Begin one: headway sweep RECIPE --space SPACE --budget 8.")
         return sweep

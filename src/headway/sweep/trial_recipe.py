@@ -40,28 +40,34 @@ def build_trial_recipe(
         raise RecipeError(what, fix=fix) from None
 
 
-def check_space(space: Space, loaded: LoadedRecipe[TrainRecipe]) -> None:
+def check_space(space: Space, loaded: LoadedRecipe[TrainRecipe], origins: Mapping[str, str] | None = None) -> None:
     """Checks before the first trial that the recipe accepts each value of a choice, and the ends of each range.
 
     Args:
         loaded: the base recipe.
+        origins: file and line of the keys of the space; see `LoadedRecipe`.
 
     Raises:
         RecipeError: the recipe refuses a value, alone as well as among four draws of the others.
     """
     for key, parameter in space.recipe.parameters.items():
         ends = parameter.choice if parameter.choice is not None else getattr(parameter, parameter.kind)
+        # The line of its values, so that a message sends the user there.
+        where = (origins or {}).get(f"parameters.{key}.{parameter.kind}", f"parameters.{key}")
         for value in ends:
             errors = []
             for values in _list_contexts(space, key, value):
                 try:
-                    override_values(loaded, values, "the space")
+                    override_values(loaded, values, where)
                     break
                 except RecipeError as error:
                     errors.append(error)
             else:
+                if str(errors[0]).startswith(f"{where}: "):
+                    raise errors[0]
+                # The values of the recipe itself that do not go with it.
                 what = f"the recipe refuses {format_overrides({key: value})[0]}: {errors[0]}"
-                raise RecipeError(what, where=f"parameters.{key}", fix="Take it out of the space.")
+                raise RecipeError(what, where=where)
 
 
 def _list_contexts(space: Space, key: str, value: Any) -> Iterator[dict[str, Any]]:

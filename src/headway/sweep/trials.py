@@ -82,12 +82,18 @@ class Probe:
     higher_is_better: bool
 
 
-def probe_recipe(loaded: LoadedRecipe[TrainRecipe], objective: str | None, varied: Collection[str]) -> Probe:
+def probe_recipe(
+    loaded: LoadedRecipe[TrainRecipe],
+    objective: str | None,
+    varied: Collection[str],
+    origins: Mapping[str, str] | None = None,
+) -> Probe:
     """Builds the base recipe once, and decides what is the same for all trials.
 
     Args:
         objective: metric by which trials are compared; None: the primary one of the task.
         varied: the keys that differ between trials.
+        origins: file and line of the keys of the space, for messages; see `LoadedRecipe`.
 
     Raises:
         RecipeError: no evaluation has the objective, the recipe has no evaluation set, or the network's factory lacks
@@ -104,8 +110,12 @@ def probe_recipe(loaded: LoadedRecipe[TrainRecipe], objective: str | None, varie
         names += [name for metric in setup.task.set_metrics for name in metric.names if name not in names]
         objective = objective or setup.task.primary
         if objective not in names:
-            what = f"no evaluation of this recipe has the metric {objective!r}"
-            raise RecipeError(what, where="objective", fix=suggest_nearest(objective, names))
+            what = f"objective: no evaluation of this recipe has the metric {objective!r}"
+            raise RecipeError(
+                what,
+                where="" if origins is None else origins.get("objective", "").removeprefix("default"),
+                fix=suggest_nearest(objective, names),
+            )
         before, pinned = dict(loaded.list_leaves()), dict[str, tuple[Any, str]]()
         for key, value in setup.loaded.list_leaves():
             is_pinned = any(key == part or key.startswith(f"{part}.") for part in PINNED_KEYS)

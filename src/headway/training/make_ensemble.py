@@ -14,6 +14,7 @@ from typing import Any
 from headway.core.errors import UsageError
 from headway.core.files import expect_empty_folder
 from headway.core.run_folder import RunFolder
+from headway.core.text_format import pluralise
 from headway.data.dataset import Dataset
 from headway.setup.train_setup import TrainSetup
 from headway.training.derived_run import extract_checkpoints, write_derived_run
@@ -52,12 +53,18 @@ class EnsembleResult:
         lines = [self.study.describe()]
         if (soup := self.soup) is not None:
             about = _describe_soup(soup, self.study)
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in soup.metrics.items())
+            has_nll = "nll" in self.study.metrics
+            # The table has no loss beside its nll, and the two are equal only without label smoothing.
+            names = {"loss": "loss of the training"} if has_nll else {}
+            shown = "  ".join(f"{names.get(name, name)} {value:.4f}" for name, value in soup.metrics.items())
             lines.append(f"\nMean of the weights of {', '.join(about['members'])}: {shown}")
+            if has_nll:
+                lines.append("The loss of the training has the task's label smoothing, if any, and nll has none.")
             if soup.recomputed:
                 lines.append("Its statistics of batch norm were computed anew.")
             if soup.kind == "greedy":
-                where = shorten_path(self.study.data)
+                refused, where = len(self.study.members) - len(soup.chosen), shorten_path(self.study.data)
+                lines.append(f"greedy refused {refused} of {pluralise(len(self.study.members), 'member')}.")
                 lines.append(f"{where} chose the members of this mean, so its figures there are biased upwards.")
                 lines.append("Evaluate it on other data.")
         return "\n".join(lines)
