@@ -250,9 +250,13 @@ def test_two_processes_of_which_one_is_slow(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     recipe = write_recipe(tmp_path / "two.yaml", transform="slow.py:some_slow")
     out = tmp_path / "profile.json"
-    said = finished("doctor", recipe, "--procs", "2", "--quick", "--out", out, "--json", cwd=tmp_path)
-    assert said.status == 0, said.err
-    found = Profile.read(out)
+    # What other programs do may contradict the short runs, which the doctor says: then it examines again.
+    for _ in range(3):
+        said = finished("doctor", recipe, "--procs", "2", "--quick", "--out", out, "--json", cwd=tmp_path)
+        assert said.status == 0, said.err
+        found = Profile.read(out)
+        if not found.verdict.sentence.startswith("Not confirmed"):
+            break
     assert found.ranks == 2
     assert found.verdict.stage == "slow rank", found.verdict
     assert found.facts["rank 1 seconds a step"] - found.facts["rank 0 seconds a step"] > 0.02

@@ -31,6 +31,11 @@ def index(summary: SweepSummary) -> dict[str, Panel]:
     return {panel.name: panel for panel in build_panels(summary)}
 
 
+def test_what_has_arrived_in_an_asha_sweep_waits_until_the_end(tmp_path: Path) -> None:
+    summary = summarise(tmp_path / "s", "asha", 6, smallest=Fraction(1, 9), results=2)
+    assert "waiting" in {trial.state for trial in summary.trials}
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_number_is_that_of_the_journal(tmp_path: Path, method: Method) -> None:
     summary = summarise(tmp_path / "s", method, 6, smallest=Fraction(1, 9))
@@ -44,6 +49,8 @@ def test_every_number_is_that_of_the_journal(tmp_path: Path, method: Method) -> 
     assert sum(rung.failed for rung in summary.rungs) == sum(trial.state == "failed" for trial in summary.trials)
     assert summary.winner is not None
     assert summary.winner.state == "winner"
+    # It is over, so nothing waits to go on.
+    assert {trial.state for trial in summary.trials} <= {"winner", "finished", "stopped", "failed"}
     panels = index(summary)
     axes = {axis["label"]: axis for axis in panels["parallel"].data["axes"]}
     assert list(axes)[: len(PARAMETERS)] == list(summary.settings.space.parameters)

@@ -17,6 +17,7 @@ from headway.core.errors import HeadwayError
 from headway.core.run_folder import RunFolder
 from headway.setup.shared_inputs import SHARED_KEYS
 from headway.sweep.expectation import compute_expected_best, extrapolate_scores
+from headway.sweep.halving import is_over
 from headway.sweep.importance import Importance, measure_importance
 from headway.sweep.journal import read_history
 from headway.sweep.parameter import ParameterRecipe, is_same
@@ -223,7 +224,9 @@ def summarise_sweep(folder: Path) -> SweepSummary:
     for trial in state.trials:
         clocks[trial.number] = _read_clock(sweep, trial, settings.objective, clocks)
     ranks = {number: rank for rank, number in enumerate(rank_trials(state), 1)}
-    trials = tuple(_summarise_trial(state, trial, ranks.get(trial.number), clocks) for trial in state.trials)
+    # What waits to be promoted at the end of an asha sweep never will be.
+    waits = "stopped" if is_over(state) else "waiting"
+    trials = tuple(_summarise_trial(state, trial, ranks.get(trial.number), clocks, waits) for trial in state.trials)
     level = _find_common_level(trials)
     return SweepSummary(
         folder=folder,
@@ -281,7 +284,9 @@ def _read_clock(sweep: SweepFolder, trial: Trial, objective: str, earlier: Mappi
     return _Clock(start, rungs, last)
 
 
-def _summarise_trial(state: State, trial: Trial, rank: int | None, clocks: Mapping[int, _Clock]) -> TrialSummary:
+def _summarise_trial(
+    state: State, trial: Trial, rank: int | None, clocks: Mapping[int, _Clock], waits: str
+) -> TrialSummary:
     levels = state.plan.find_bracket(trial.number).levels
     last = len(levels) - 1
     points = list_scores(state, trial)
@@ -294,7 +299,7 @@ def _summarise_trial(state: State, trial: Trial, rank: int | None, clocks: Mappi
     elif trial.is_stopped:
         what = "stopped"
     else:
-        what = "finished" if trial.rung == last else "waiting"
+        what = "finished" if trial.rung == last else waits
     return TrialSummary(
         trial=trial.number,
         values=trial.values,
