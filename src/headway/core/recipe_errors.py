@@ -53,7 +53,8 @@ def explain_errors(
             continue
         tag = [entry["ctx"]["discriminator"].strip("'")] if entry["type"] == "union_tag_invalid" else []
         # An error of the whole may begin with the key that it is about.
-        named = [] if keys else entry["msg"].removeprefix("Value error, ").partition(": ")[0].split(".")
+        head = "" if keys else entry["msg"].removeprefix("Value error, ").partition(": ")[0]
+        named = [] if " " in head or not head else head.split(".")
         where = f"{_find_origin(named or [*keys, *tag], origins) or path.name}: "
         if (sentence := _explain_key(entry, place, model)) is not None:
             out.append(where + sentence)
