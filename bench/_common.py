@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -79,6 +80,12 @@ def table(rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     print()
+
+
+def count_children_s() -> float:
+    """Returns the core seconds of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def machine() -> dict[str, Any]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import resource
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ from unittest.mock import patch
 import yaml
 
 from bench._arms import ROOT
-from bench._common import Claim, median, table
+from bench._common import Claim, count_children_s, median, table
 from bench._sweep.halving import SLOTS, SPACE, build_recipe
 from bench._sweep.recurrent import pack_digits
 from headway.core.messages import mute_messages
@@ -84,14 +83,13 @@ def run_one(folder: Path, budget: int, slots: int) -> dict[str, float]:
         patch.object(sweep, "summarise_sweep", lambda place: clock(summarise, place)),
     ):
         result = sweep.run_sweep(folder / "recipe.yaml", (), folder / "space.yaml", options, folder / "sweep")
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "trials": len(result.state.trials),
         "coordinator_s": time.process_time() - stamps[0],
         "page_s": page_s,
         "trials_s": result.core_s - sum(starts.values()),
         "process_s": time.process_time(),
-        "workers_s": children.ru_utime + children.ru_stime,
+        "workers_s": count_children_s(),
     }
 
 

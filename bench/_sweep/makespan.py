@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import shutil
 import statistics
 import sys
@@ -37,7 +36,7 @@ import yaml
 
 from bench._accuracy import cifar
 from bench._accuracy.results import FOLDER, Results, commit, made_by
-from bench._common import Claim, table
+from bench._common import Claim, count_children_s, table
 from bench._data import images
 from bench._sweep.recurrent import pack_digits
 from headway.core.messages import mute_messages
@@ -163,7 +162,7 @@ def measure(folder: Path, packed: Path, case: Case, *, budget: int | None = None
     recipe.write_text(yaml.safe_dump(build_recipe(case, packed, epochs)), encoding="utf-8")
     space.write_text(yaml.safe_dump(build_space(case)), encoding="utf-8")
     options = {"smallest": Fraction(1, 9), "seeds": RETRAININGS} | more
-    load, before = os.getloadavg()[0], _count_children()
+    load, before = os.getloadavg()[0], count_children_s()
     with mute_messages():
         result = run_sweep(
             recipe,
@@ -182,14 +181,9 @@ def measure(folder: Path, packed: Path, case: Case, *, budget: int | None = None
         "predicted_wall_s": result.prediction.wall_s,
         "wall_s": result.seconds,
         # With measurement and ends of the processes, which the sweep does not count.
-        "children_s": _count_children() - before,
+        "children_s": count_children_s() - before,
         "load": load,
     }
-
-
-def _count_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def compare_predictions(folder: Path, options: argparse.Namespace, results: Results | None = None) -> list[Claim]:

@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -41,7 +40,7 @@ from PIL import Image
 from bench._accuracy import cifar
 from bench._accuracy.results import FOLDER, Results, commit, digest, made_by
 from bench._arms import PEERS_PYTHON, ROOT
-from bench._common import Claim, median, table
+from bench._common import Claim, count_children_s, median, table
 from headway.core.recipe import read_recipe
 from headway.core.statistics import compute_interval
 from headway.data.pack import pack
@@ -175,14 +174,9 @@ def ask_study(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_command(command: Sequence[str | Path]) -> tuple[float, float, str]:
     """Runs a command; returns core seconds of it and its children, wall seconds, and what it printed."""
-    before, began = _count_children(), time.monotonic()
+    before, began = count_children_s(), time.monotonic()
     found = subprocess.run(command, stdout=subprocess.PIPE, cwd=ROOT, check=True, text=True)
-    return _count_children() - before, time.monotonic() - began, found.stdout
-
-
-def _count_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return count_children_s() - before, time.monotonic() - began, found.stdout
 
 
 def compare_optuna(folder: Path, options: argparse.Namespace, results: Results | None = None) -> list[Claim]:

@@ -18,7 +18,6 @@ what is missing. All of it takes about 20 minutes of one core.
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import sys
 import time
@@ -32,7 +31,7 @@ import yaml
 
 from bench._accuracy.cifar import packed as pack_cifar
 from bench._accuracy.results import FOLDER, Results, commit, digest, made_by
-from bench._common import Claim, table
+from bench._common import Claim, count_children_s, table
 from headway.core.messages import mute_messages
 from headway.sweep import range_test, rate_curve
 from headway.sweep.learning_rate import RateOptions, find_rates
@@ -264,8 +263,7 @@ class Study:
 
 
 def _count_core_s() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return time.process_time() + count_children_s()
 
 
 def compare_cifar_rates(folder: Path, options: argparse.Namespace, results: Results | None = None) -> list[Claim]:

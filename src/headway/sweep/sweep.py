@@ -312,23 +312,11 @@ def _run_trials(sweep: SweepFolder) -> SweepResult:
             measured_s, began = coordinator.core_s - start_s, time.monotonic()
             with SweepDisplay(settings.objective, None if prediction is None else prediction.wall_s) as display:
                 state = coordinator.run(journal, display.update)
-            winner, score = find_winner(state)
-            recipe = _write_winner(sweep, settings, loaded, state, winner)
+            recipe = _write_winner(sweep, settings, loaded, state, find_winner(state)[0])
             retrained = _retrain(sweep, settings, coordinator, recipe)
             core_s = coordinator.core_s - measured_s
-    result = SweepResult(
-        folder=sweep.folder,
-        state=state,
-        objective=settings.objective,
-        winner=winner,
-        score=score,
-        values=dict(state.trials[winner].values),
-        recipe=recipe,
-        retrained=retrained,
-        seconds=time.monotonic() - began,
-        core_s=core_s,
-        prediction=prediction,
-    )
+    seconds = time.monotonic() - began
+    result = _build_result(sweep, settings, state, recipe, retrained, seconds, core_s, prediction)
     write_atomically(sweep.folder / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
     LOG.info(f"Page: {write_page(summarise_sweep(sweep.folder))}")
     return result
@@ -338,8 +326,7 @@ def _read_finished(sweep: SweepFolder, settings: SweepRecipe, state: State) -> S
     """Returns the result of a sweep whose trials and new seeds have all been trained; None: there is more to do."""
     if not is_over(state):
         return None
-    winner, score = find_winner(state)
-    recipe = sweep.folder / "winner" / "recipe.yaml"
+    winner, recipe = find_winner(state)[0], sweep.folder / "winner" / "recipe.yaml"
     try:
         before = json.loads((sweep.folder / "result.json").read_text())
         retrained = tuple(map(float, before["retrained"]["scores"]))
@@ -351,6 +338,21 @@ def _read_finished(sweep: SweepFolder, settings: SweepRecipe, state: State) -> S
         return None
     if not is_whole:
         return None
+    return _build_result(sweep, settings, state, recipe, retrained, seconds, core_s, prediction)
+
+
+def _build_result(
+    sweep: SweepFolder,
+    settings: SweepRecipe,
+    state: State,
+    recipe: Path,
+    retrained: tuple[float, ...],
+    seconds: float,
+    core_s: float,
+    prediction: SweepPrediction | None,
+) -> SweepResult:
+    """Returns the result of a sweep that has a winner."""
+    winner, score = find_winner(state)
     return SweepResult(
         folder=sweep.folder,
         state=state,
