@@ -9,7 +9,7 @@ from headway.core.errors import UsageError
 from headway.core.text_format import pluralise
 from headway.sweep.journal import read_journal
 from headway.sweep.state import list_scores, rank_trials
-from headway.sweep.sweep_folder import RATES_SETTINGS, SweepFolder
+from headway.sweep.sweep_folder import RATES_SETTINGS, SweepFolder, describe_sweep_resume
 
 
 def list_best(folder: Path, count: int) -> list[Path]:
@@ -37,7 +37,7 @@ def _suggest_members(sweep: SweepFolder, ended: int) -> str:
     """Returns what to do with a sweep that has too few trials that were trained to their end."""
     name = shlex.quote(str(sweep.folder))
     if not (sweep.folder / "result.json").exists():
-        return f"This sweep is not finished: headway sweep --resume {name}"
+        return f"This sweep is not finished: {describe_sweep_resume(sweep.folder)}"
     if sum(run.is_dir() for run in sweep.retrained.glob("*")) > 1:
         return f"headway ensemble {name}/retrained/* takes the trainings of the winner with new seeds."
     return f"Ask for --best {ended}." if ended > 1 else "Sweep with --method random, or with --seeds 3."

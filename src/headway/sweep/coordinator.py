@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import shlex
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ from headway.sweep.records import Forked, Fused, Result, Stopped, Values, build_
 from headway.sweep.slots import Event, Slot, share_machine
 from headway.sweep.space import Space
 from headway.sweep.state import State, Task, list_fuse_choices, list_tasks
-from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
+from headway.sweep.sweep_folder import SweepFolder, SweepRecipe, describe_sweep_resume
 from headway.sweep.trial_values import TrialValues
 from headway.sweep.trials import build_assignment, find_step
 from headway.sweep.worker import decode_outcome
@@ -65,7 +64,7 @@ class Coordinator:
         self, sweep: SweepFolder, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe], gpus: Sequence[str] = ()
     ) -> None:
         self._sweep, self._settings, self._loaded = sweep, settings, loaded
-        self._resume = f"headway sweep --resume {shlex.quote(str(sweep.folder))}"
+        self._resume = describe_sweep_resume(sweep.folder)
         self._space = Space(settings.space)
         self._events: SimpleQueue[Event] = SimpleQueue()
         # Those that came while the coordinator waited for another one.

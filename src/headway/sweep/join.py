@@ -32,6 +32,7 @@ from headway.sweep.child import Child
 from headway.sweep.coordinator_address import ANSWER_S, PURPOSE, CoordinatorAddress, read_address
 from headway.sweep.lease import EXPIRED_STATUS, return_lease
 from headway.sweep.slots import list_gpus, share_machine, start_worker
+from headway.sweep.sweep_folder import describe_sweep_resume
 
 LOG = logging.getLogger("headway.sweep")
 
@@ -150,7 +151,7 @@ class _Seat:
                 LOG.info(f"Waiting up to {self._wait_s:g} s for the coordinator of {self._folder}.")
             told = True
             if time.monotonic() > until_s:
-                command = f"headway sweep --resume {shlex.quote(str(self._folder))}"
+                command = describe_sweep_resume(self._folder)
                 fix = f"Start it with --joinable or --hosts, or continue it: {command}. Then join again."
                 raise HeadwayError(f"no coordinator of {self._folder} answers", fix=fix)
             self._stopping.wait(_LOOK_S)

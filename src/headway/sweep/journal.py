@@ -26,6 +26,7 @@ from headway.core.untrusted_json import JsonError, parse_object
 from headway.sweep.budget import Plan
 from headway.sweep.records import Planned, Record, UnknownRecordError, decode_record, encode_record
 from headway.sweep.state import RecordError, State, fold
+from headway.sweep.sweep_folder import describe_sweep_resume
 
 LOG = logging.getLogger("headway.sweep")
 
@@ -157,7 +158,7 @@ def _explain(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        resume = f"Then go on: headway sweep --resume {shlex.quote(str(path.parent))}"
+        resume = f"Then go on: {describe_sweep_resume(path.parent)}"
         if error.errno in FULL:
             what, fix = "the disk is full", f"Nothing before it is lost: make room. {resume}"
         else:

@@ -19,7 +19,7 @@ from headway.launch.hosts import find_launcher_address, parse_hosts
 from headway.sweep.reception import Reception
 from headway.sweep.remote_hosts import RemoteHosts
 from headway.sweep.slots import Event, Slot
-from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
+from headway.sweep.sweep_folder import SweepFolder, SweepRecipe, describe_sweep_resume
 
 LOG = logging.getLogger("headway.sweep")
 
@@ -70,7 +70,7 @@ class Machines:
         assert event.message is not None
         if "reception_failed" in event.message:
             what = f"the coordinator cannot serve other machines ({event.message['reception_failed']})"
-            fix = f"Mend the cause, and continue: headway sweep --resume {shlex.quote(str(self._sweep.folder))}"
+            fix = f"Mend the cause, and continue: {describe_sweep_resume(self._sweep.folder)}"
             raise HeadwayError(what, where=str(self._sweep.folder), fix=fix)
         self._reasons = event.message["no_hosts"]
 
@@ -84,7 +84,7 @@ class Machines:
         """Raises HeadwayError if nobody is left to train, and no machine of `--hosts` will come back."""
         if self._reasons and not slots:
             what = f"no machine is left to train on.\n{self._reasons}"
-            resume = f"headway sweep --resume {shlex.quote(str(self._sweep.folder))}"
+            resume = describe_sweep_resume(self._sweep.folder)
             fix = f"Mend the cause, or change hosts in {self._sweep.settings_path}. Then continue: {resume}"
             raise HeadwayError(f"{what}\n", fix=fix)
 

@@ -19,7 +19,13 @@ from headway.core.recipe_yaml import RecipeDumper
 from headway.core.run_folder import RunFolder
 from headway.setup.recipe import TrainRecipe
 from headway.sweep.rate_table import RateRow
-from headway.sweep.sweep_folder import RATES_SETTINGS, SweepFolder, read_base_recipe, write_provenance
+from headway.sweep.sweep_folder import (
+    RATES_SETTINGS,
+    SweepFolder,
+    describe_sweep_resume,
+    read_base_recipe,
+    write_provenance,
+)
 
 
 class RatesRecipe(RecipePart):
@@ -79,7 +85,7 @@ class RatesFolder:
         if not rates._settings_path.is_file():
             if SweepFolder(folder).settings_path.is_file():
                 what = "this is the folder of a sweep with a space, and not one of headway sweep --lr"
-                fix = f"Continue it: headway sweep --resume {shlex.quote(str(folder))}"
+                fix = f"Continue it: {describe_sweep_resume(folder)}"
                 raise UsageError(what, where=str(folder), fix=fix)
             what = "headway sweep --lr has not begun here (there is no settings/rates.yaml)"
             raise UsageError(what, where=str(folder), fix="Begin it: headway sweep --lr RECIPE.")

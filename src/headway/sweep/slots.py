@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from headway.core.run_folder import RESUME_COMMAND
 from headway.sweep.child import Child
 from headway.sweep.cohort import Assignment
 from headway.sweep.feed import Ticket
+from headway.sweep.sweep_folder import describe_sweep_resume
 from headway.sweep.worker import encode_assignment
 
 END_S = 60.0
@@ -176,7 +176,7 @@ def start_worker(
         log: name of its log.
         arguments: more of its command line.
     """
-    resume = f"headway sweep --resume {shlex.quote(str(folder))}"
+    resume = describe_sweep_resume(folder)
     environment = {"OMP_NUM_THREADS": str(len(cpus)), RESUME_COMMAND: resume}
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpu

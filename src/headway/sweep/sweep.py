@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
 import signal
 import statistics
 import time
@@ -47,7 +46,7 @@ from headway.sweep.slots import list_gpus
 from headway.sweep.space import Space, read_space
 from headway.sweep.space_recipe import SpaceRecipe
 from headway.sweep.state import State, list_scores, rank_trials
-from headway.sweep.sweep_folder import FuseMode, SweepFolder, SweepRecipe, write_found_recipe
+from headway.sweep.sweep_folder import FuseMode, SweepFolder, SweepRecipe, describe_sweep_resume, write_found_recipe
 from headway.sweep.sweep_summary import summarise_sweep
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import Probe, build_assignment, count_steps, probe_recipe
@@ -270,7 +269,7 @@ def _run(sweep: SweepFolder) -> SweepResult:
         with handle_signals(stop, signal.SIGTERM, signal.SIGINT):
             return _run_trials(sweep)
     except _StopError:
-        fix = f"Continue: headway sweep --resume {shlex.quote(str(sweep.folder))}"
+        fix = f"Continue: {describe_sweep_resume(sweep.folder)}"
         raise SweepStoppedError("the sweep was stopped, and its trials are saved", fix=fix) from None
 
 
@@ -478,7 +477,7 @@ def _retrain(sweep: SweepFolder, settings: SweepRecipe, coordinator: Coordinator
     for outcome in coordinator.train(assignments):
         if outcome.kind != "done" or outcome.metrics is None:
             why = outcome.failure or "its metrics.jsonl lacks the last evaluation"
-            fix = f"Mend the cause, and continue: headway sweep --resume {shlex.quote(str(sweep.folder))}"
+            fix = f"Mend the cause, and continue: {describe_sweep_resume(sweep.folder)}"
             raise HeadwayError(f"the winner failed with another seed: {why}", where=str(sweep.retrained), fix=fix)
         scores[outcome.trial] = outcome.metrics[settings.objective]
     return tuple(scores[one.trial] for one in assignments)

@@ -121,7 +121,7 @@ class SweepFolder:
     def expect_free(folder: Path) -> None:
         """Checks a folder for a new sweep before any long work. Raises UsageError as `create` does."""
         if SweepFolder(folder).settings_path.exists():
-            fix = f"Continue it: headway sweep --resume {shlex.quote(str(folder))}. Or name another one with --out."
+            fix = f"Continue it: {describe_sweep_resume(folder)}. Or name another one with --out."
             raise UsageError("this sweep exists", where=str(folder), fix=fix)
         # The settings are written last, so a folder without them is not a sweep yet.
         expect_empty_folder(folder, "--out", unfinished=("provenance.json", "sweep.yaml"))
@@ -212,6 +212,11 @@ class SweepFolder:
                 time.sleep(0.1)
         finally:
             os.close(handle)
+
+
+def describe_sweep_resume(folder: Path) -> str:
+    """Returns the command that continues the sweep of a folder."""
+    return f"headway sweep --resume {shlex.quote(str(folder))}"
 
 
 def read_base_recipe(folder: Path, tree: dict[str, Any]) -> LoadedRecipe[TrainRecipe]:
