@@ -110,6 +110,7 @@ def test_one_worker_is_sgd_bit_for_bit(folder: Path, tmp_path: Path, compensate:
             assert other["step"] == one["step"]
 
 
+@pytest.mark.check
 def test_each_step_is_made_once_and_the_log_replays_the_run(three: Path) -> None:
     updates = read_updates(three / "updates.bin")
     steps = len(updates)
@@ -331,7 +332,7 @@ def test_the_error_of_a_server_ends_the_run_by_name(folder: Path, tmp_path: Path
         "comm.on_rank_failure=restart",
     )
     assert said.status != 0
-    assert "broken on purpose" in said.err
+    assert "broken on purpose" in said.err, said.err
 
 
 SPOIL = """

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
-from headway.core.errors import UsageError
+from headway.core.errors import CommunicationError, UsageError
 from headway.core.exchange_waits import Exchange
 from headway.core.process_sockets import ProcessSocket
 from headway.core.torch_c10d import load_c10d
@@ -23,6 +24,8 @@ DIRECT_BYTES = 1 << 16
 """Pieces that Gloo ranks send each other directly. See `Group._start_direct`."""
 DIRECT_TAG = 1 << 20
 """Keeps these pieces apart from those of `Group.send`."""
+ABORT_TAG, INTERRUPT_S = DIRECT_TAG + 1, 0.001
+"""The tag of a message that nobody sends, and how long `Group.interrupt` waits for it."""
 
 
 @final
@@ -109,6 +112,7 @@ class Group:
         # NCCL connects at the first collective, through the store. A store written in Python has to be kept until then:
         # torch keeps its C++ part only, which fails without the other ("Not implemented").
         self._store = store
+        self._is_aborted = False
         hosts = {world.find_host(rank) for rank in self.ranks}
         self._is_even = len(hosts) in (1, self.size)
 
@@ -252,9 +256,13 @@ class Group:
         options.rootRank, options.rootTensor = root, 0
         return self._work(lambda backend: backend.broadcast([tensor], options))
 
-    def send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> CollectiveWork:
-        """Sends a tensor to rank `to` of the group; NCCL ignores tags."""
-        return self._work(lambda backend: backend.send([tensor], to, tag), single=True)
+    def send(self, tensor: torch.Tensor, to: int, tag: int = 0, timeout_s: float | None = None) -> CollectiveWork:
+        """Sends a tensor to rank `to` of the group; NCCL ignores tags.
+
+        Args:
+            timeout_s: Gloo's limit of its wait. Default: that of the group.
+        """
+        return self._work(lambda backend: backend.send([tensor], to, tag), single=True, timeout_s=timeout_s)
 
     def recv(self, tensor: torch.Tensor, source: int, tag: int = 0) -> CollectiveWork:
         """Receives a tensor from rank `source` of the group; NCCL ignores tags."""
@@ -301,12 +309,33 @@ class Group:
         return content.numpy().tobytes()
 
     def abort(self) -> None:
-        """Makes pending operations fail at once, on this rank and on the ranks that wait for it."""
+        """Makes pending operations fail at once, on this rank and on the ranks that wait for it.
+
+        Gloo may forget a send that is under way, whose wait then lasts until its time-out; see `interrupt`.
+        """
+        self._is_aborted = True
         # Only NCCL can abort; Gloo's connections are shut down instead.
         if self.size > 1 and not self._sockets and self._backend is not None:
             self._backend.abort()
         for end in self._sockets:
             end.shut_down()
+
+    def interrupt(self, other: int) -> None:
+        """Aborts a Gloo group of two ranks; no operation of this rank is forgotten.
+
+        After a wait that timed out, Gloo fails all operations of its connections and closes them. If a connection is
+        shut down instead, a send that is about to write to it is forgotten, and its wait does not end.
+
+        Args:
+            other: the other rank of the group.
+        """
+        import torch
+
+        with suppress(CommunicationError):
+            self._work(
+                lambda backend: backend.recv([torch.empty(1)], other, ABORT_TAG), single=True, timeout_s=INTERRUPT_S
+            ).wait()
+        self.abort()
 
     def close(self) -> None:
         """Releases its connections. No operation may be pending."""
@@ -320,20 +349,29 @@ class Group:
         return journal(what, nbytes) if journal is not None and whole else _NullEntry()
 
     def _work(
-        self, issue: Callable[[Any], Any], *, single: bool = False, finish: Callable[[], object] | None = None
+        self,
+        issue: Callable[[Any], Any],
+        *,
+        single: bool = False,
+        timeout_s: float | None = None,
+        finish: Callable[[], object] | None = None,
     ) -> CollectiveWork:
         """Starts what `issue` returns, a work of the backend or a list of them.
 
         Args:
             single: some are a send or a receive.
+            timeout_s: their limit. Default: that of the group.
             finish: called once they have completed.
         """
         if self._backend is None:
             raise self._world.build_error(RuntimeError("the group is closed"), self.interface)
         try:
             # Gloo's send and recv use the time-out that the group was built with, not that of its collectives.
-            given = self._timeout_s if single and self.interface is not None else None
+            given = (timeout_s or self._timeout_s) if single and self.interface is not None else None
             works = issue(self._backend)
+            # Gloo forgets a send that finds its connection shut down: a wait for it would not end.
+            if single and self._is_aborted:
+                raise RuntimeError("the group was aborted")
             works = works if isinstance(works, list) else [works]
             return CollectiveWork(self._world, works, given, self.interface, self._exchange, finish)
         except RuntimeError as error:

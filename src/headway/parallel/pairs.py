@@ -19,6 +19,9 @@ HEADER_NUMBERS = 8
 NO_TIMEOUT_S = 10 * 365 * 86400.0
 """A wait for another rank may last: for a slow step, for slower ranks, for the end of a segment. A rank that is gone
 breaks its connections, and one that is silent is dropped once the launcher has declared it lost."""
+SEND_S, SLOWEST_BYTES_S = 60.0, 1e6
+"""A thread of the other rank waits for whatever is sent, so that only the network takes time. Without a limit, a send
+would not end if its connection broke in the moment in which it began: Gloo then forgets it."""
 
 
 @final
@@ -29,8 +32,8 @@ class Pair:
         self._group, self._other = group, 1 - group.rank
 
     def send(self, tensor: Tensor) -> None:
-        """Sends a tensor. Raises CommunicationError if the other rank is gone."""
-        self._group.send(tensor, self._other).wait()
+        """Sends a tensor that the other rank is about to receive. Raises CommunicationError if that rank is gone."""
+        self._group.send(tensor, self._other, timeout_s=SEND_S + tensor.nbytes / SLOWEST_BYTES_S).wait()
 
     def receive(self, into: Tensor) -> None:
         """Receives a tensor of known shape. Raises CommunicationError if the other rank is gone."""
@@ -48,7 +51,7 @@ class Pair:
 
     def abort(self) -> None:
         """Ends the connection; a thread that waits in it gets an error."""
-        self._group.abort()
+        self._group.interrupt(self._other)
 
 
 @final
