@@ -2,17 +2,23 @@
 
 All runs train one small network (bench/_accuracy/narrow.py) for the same number of epochs, through Headway's Trainer.
 At batches of 2,048 and 8,192 each arm adds one thing to plain SGD: linear scaling with a warm-up, LARS, no weight decay
-of biases, beta and gamma, ghost batches; SGD, NAG and LBSGD stand side by side. Each arm has its own sweep of the
-learning rate, with one seed: four values by factors of two, and more if the best one lies at the edge. Three other
-seeds, fixed in bench/_accuracy/batch_arms.py, make the table. Learning rates are chosen on the 10,000 images that the
-table uses too, with another seed.
+of biases, beta and gamma, ghost batches. SGD, NAG and LBSGD stand side by side; so do Muon and SOAP, at 256 too. Each
+arm has its own sweep of the learning rate, with one seed: four values by factors of two, and more if the best one lies
+at the edge. Three other seeds, fixed in bench/_accuracy/batch_arms.py, make the table. Learning rates are chosen on the
+10,000 images that the table uses too, with another seed.
 
-gap_2048              points lost from batch 256 with SGD to batch 2,048 with all settings; target at most 0.5
+gap_2048              points lost from batch 256 with SGD to batch 2,048 with the best arm; target at most -2
+gap_2048_same         points lost from batch 256 to 2,048 by the best arm there; target at most 1.5
+gap_2048_lars         points lost from batch 256 with SGD to batch 2,048 with LARS and all settings; target at most 0.5
+accuracy_8192         accuracy of the best arm at 8,192; target 0.65
 recovered_8192        share of the loss by linear scaling alone at 8,192 that all settings win back; target 0.5
 epochs_to_equal_N     epochs that all settings need at batch N to be as accurate as SGD at 256
 
---curve: steps to a fixed accuracy by batch size, 64 to 16,384 (Shallue et al. 2018, arXiv 1811.03600), and a page with
-the three regimes: perfect scaling, diminishing returns, none.
+--curve: steps to a fixed accuracy by batch size, 64 to 16,384 (Shallue et al. 2018, arXiv 1811.03600), of SGD, LARS,
+Muon and SOAP, and a page with the three regimes: perfect scaling, diminishing returns, none.
+
+perfect_scaling_to_NAME  the largest batch up to which twice the batch takes half the steps; SGD's has no NAME
+epochs_to_60_2048        epochs to 60 % at batch 2,048 by the fastest optimizer; target at most 4.6
 
 Every evaluation has batch norm statistics of the newest 8,192 samples or so: moving averages lag behind if steps are
 few. A claim is void if a best learning rate that it needs lies at the edge of its sweep.
@@ -33,7 +39,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench._accuracy import batch_arms, cifar
+from bench._accuracy import batch_arms, batch_curve, cifar
 from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell, Job
 from bench._accuracy.batch_table import Tables
 from bench._accuracy.results import FOLDER, Results, commit
@@ -48,6 +54,14 @@ def main() -> None:
     asked.add_argument("--minutes", type=float, metavar="M", help="begin no run after so long; 0 shows what is there")
     asked.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="runs at once")
     asked.add_argument("--curve", action="store_true", help="steps to a fixed accuracy against the batch")
+    asked.add_argument(
+        "--optimizers",
+        nargs="+",
+        choices=batch_curve.NAMES,
+        default=list(batch_curve.NAMES),
+        metavar="NAME",
+        help="of --curve",
+    )
     asked.add_argument("--page", type=Path, default=Path("large-batch.html"), metavar="FILE", help="of --curve")
     asked.add_argument("--measure-workers", action="store_true", help="two runs at once against one with two threads")
     options = asked.parse_args()
@@ -68,8 +82,6 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     results = Results(options.results)
     packed = "packed" if options.minutes == 0 else str(cifar.packed())
     if options.curve:
-        from bench._accuracy import batch_curve
-
         batch_curve.run(results, packed, options)
         return
 
@@ -108,7 +120,8 @@ def tell(tables: Tables, options: argparse.Namespace) -> None:
 
 def quick(packed: str, options: argparse.Namespace, folder: Path) -> None:
     """One short run of every arm, on 1,200 images."""
-    results, left = Results(folder / "results.jsonl"), [Job(cell, 0.0, TUNING_SEED) for cell in CELLS]
+    cells = {cell.arm: cell for cell in CELLS}.values()
+    results, left = Results(folder / "results.jsonl"), [Job(cell, 0.0, TUNING_SEED) for cell in cells]
 
     def small(job: Job) -> dict[str, Any]:
         cell = job.cell

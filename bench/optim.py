@@ -8,6 +8,9 @@ hold between two turns.
 lars_vs_fused_sgd      time of LARS over torch.optim.SGD(momentum, weight_decay, fused=True)
 lamb_vs_fused_adamw    time of LAMB over torch.optim.AdamW(fused=True)
 
+muon_vs_limit          time of Muon over the float32 matrix products of the five rounds that Jordan makes, alone
+muon_fp32_vs_limit     the same of Muon(ns_precision="fp32")
+
 Counted in passes over memory SGD makes 5 and LARS 7 (its norms read weights and gradients once more), AdamW 7 and LAMB
 10. On a GPU the clock waits for the device before it starts and before it stops.
 """
@@ -43,8 +46,15 @@ OURS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "RMSpropSGD": lambda p: optim.RMSpropSGD(p, 1e-3, rmsprop=0.01, steps_per_epoch=100),
     "LBSGD": lambda p: optim.LBSGD(p, 1e-3, steps_per_epoch=100, warmup="lars"),
 }
-SLOW = {"Muon": lambda p: optim.Muon(p, 1e-3)}
-"""Products of matrices, not passes over memory: in a tenth of the rounds, and not in a quick run."""
+SLOW: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "Muon": lambda p: optim.Muon(p, 1e-3),
+    "Muon, fp32": lambda p: optim.Muon(p, 1e-3, ns_precision="fp32"),
+}
+"""Products of matrices, not passes over memory: in an eighth of the rounds, at least five, and in a quick run with the
+largest filters left out."""
+LIMIT = "products of 5 rounds, fp32"
+JORDAN_ROUNDS = 5
+QUICK_NUMEL = 1 << 17
 
 
 def parameters(device: torch.device) -> list[torch.nn.Parameter]:
@@ -58,6 +68,37 @@ def parameters(device: torch.device) -> list[torch.nn.Parameter]:
     return out
 
 
+def multiply_only(params: list[torch.nn.Parameter]) -> Callable[[], None]:
+    """Returns a call that makes the float32 products of Jordan's five rounds for all filters, and nothing else.
+
+    Each round of X [n, m], n <= m, has three: X X^T, its square, and the product of their sum with X. Filters of one
+    shape are one batch, and results lie in memory that is there already.
+    """
+    counts: dict[tuple[int, int], int] = {}
+    for filters in (param for param in params if param.ndim > 2):
+        rows, columns = sorted((len(filters), filters[0].numel()))
+        counts[rows, columns] = counts.get((rows, columns), 0) + 1
+    batches = []
+    for (rows, columns), count in counts.items():
+        x = torch.randn(count, rows, columns, device=params[0].device) / (rows * columns) ** 0.5
+        batches.append((x, x.new_empty(count, rows, rows), x.new_empty(count, rows, rows), torch.empty_like(x)))
+
+    def multiply() -> None:
+        for x, gram, square, result in batches:
+            for _ in range(JORDAN_ROUNDS):
+                torch.bmm(x, x.mT, out=gram)
+                torch.bmm(gram, gram, out=square)
+                torch.bmm(square, x, out=result)
+
+    return multiply
+
+
+def count_operations(params: list[torch.nn.Parameter]) -> float:
+    """Returns the floating-point operations of these products."""
+    sizes = [sorted((len(one), one[0].numel())) for one in params if one.ndim > 2]
+    return sum(JORDAN_ROUNDS * (4 * rows**2 * columns + 2 * rows**3) for rows, columns in sizes)
+
+
 def main() -> None:
     options = arguments(__doc__ or "")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -69,9 +110,14 @@ def main() -> None:
     rounds, warm = (2, 1) if options.quick else (41, 2)
     taken = take_turns(arms, rounds, wait, warm=warm)
     arms.clear()
-    if not options.quick:
-        slow = {name: make(shared).step for name, make in SLOW.items()}
-        taken |= take_turns(slow, rounds // 10, wait, warm=2)
+    multiplied = [one for one in shared if not options.quick or one.numel() < QUICK_NUMEL]
+    slow: dict[str, Callable[[], object]] = {name: make(multiplied).step for name, make in SLOW.items()}
+    slow[LIMIT] = multiply_only(multiplied)
+    slow_rounds = 2 if options.quick else max(5, rounds // 8)
+    with torch.no_grad():
+        taken |= take_turns(slow, slow_rounds, wait, warm=1)
+    rate = count_operations(multiplied) / median(taken[LIMIT])[0]
+    print(f"{LIMIT}: {count_operations(multiplied):.3g} operations, {rate / 1e9:.0f} GFLOP/s")
 
     def ratio(one: str, other: str) -> tuple[float, float, float]:
         return median([a / b for a, b in zip(taken[one], taken[other], strict=True)])
@@ -80,17 +126,19 @@ def main() -> None:
     for name, times in taken.items():
         middle, low, high = (1e3 * value for value in median(times))
         over = ["", ""]
-        if name not in SLOW:
+        if name not in slow:
             over = [f"{ratio(name, peer)[0]:.2f}" for peer in ("torch SGD, fused", "torch AdamW, fused")]
         rows.append((name, f"{middle:.2f} [{low:.2f}, {high:.2f}]", *over))
     claims = []
     for claim, one, other in (
         ("lars_vs_fused_sgd", "LARS", "torch SGD, fused"),
         ("lamb_vs_fused_adamw", "LAMB", "torch AdamW, fused"),
+        ("muon_vs_limit", "Muon", LIMIT),
+        ("muon_fp32_vs_limit", "Muon, fp32", LIMIT),
     ):
         middle, low, high = ratio(one, other)
         where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-        how = f"median of {rounds} rounds [{low:.3f}, {high:.3f}]; {where}"
+        how = f"median of {len(taken[one])} rounds [{low:.3f}, {high:.3f}]; {where}"
         claims.append(Claim(claim, middle, "", how))
     report(claims, options, rows)
 

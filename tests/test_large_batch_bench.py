@@ -70,7 +70,9 @@ def test_a_table_is_made_of_kept_runs_alone() -> None:
     claims, lacking = tables.claims()
     assert lacking == []
     values = {claim.name: claim.value for claim in claims}
-    assert values["gap_2048"] == pytest.approx(0.5 + 0.1792)
+    assert values["gap_2048_lars"] == pytest.approx(0.5 + 0.1792)
+    assert values["gap_2048"] == values["gap_2048_same"] == pytest.approx(0.1792), "the best one is SGD here"
+    assert values["accuracy_8192"] == pytest.approx(0.75 - 2e-4 - 0.007936)
     assert values["recovered_8192"] == pytest.approx(0.045 / 0.057936)
     assert (values["epochs_to_equal_2048"], values["epochs_to_equal_8192"]) == (24, 36)
     text = "\n".join(" ".join(row) for row in [*tables.rows(), *tables.decks(), *tables.sweeps()])
@@ -82,13 +84,28 @@ def test_a_table_is_made_of_kept_runs_alone() -> None:
 def test_claims_of_a_learning_rate_at_the_edge_are_void() -> None:
     tables = batch_table.Tables(records(dict.fromkeys(batch_arms.NAMES, 0.7) | {"sgd": 0.75}, sloping="linear"))
     claims, lacking = tables.claims()
-    assert [claim.name for claim in claims][:1] == ["gap_2048"]
+    best = ["gap_2048", "gap_2048_same", "accuracy_8192"]
+    assert [claim.name for claim in claims][:4] == [*best, "gap_2048_lars"]
     edge = "the best learning rate lies at the edge of its sweep: + linear scaling, warm-up at 8192"
     assert f"recovered_8192: void, {edge}" in lacking
     assert sum("(at the edge)" in row[2] for row in tables.rows()) == 2
     claims, lacking = batch_table.Tables(records(dict.fromkeys(batch_arms.NAMES, 0.7), sloping="ghost")).claims()
-    assert claims == []
+    assert [claim.name for claim in claims] == best
     assert all("+ ghost batches of 128 at " in one for one in lacking)
+
+
+def test_the_best_arm_is_known_once_all_are() -> None:
+    kept = records(dict.fromkeys(batch_arms.NAMES, 0.7) | {"muon": 0.8, "lars": 0.79})
+    values = {claim.name: claim.value for claim in batch_table.Tables(kept).claims()[0]}
+    assert values["gap_2048"] == pytest.approx(-10 + 0.1792)
+    assert values["gap_2048_same"] == pytest.approx(0.1792)
+    _, lacking = batch_table.Tables(one for one in kept if one["arm"] != "soap").claims()
+    assert [f"{name}: runs are missing" in lacking for name in ("gap_2048", "gap_2048_same", "accuracy_8192")] == [
+        True
+    ] * 3
+    kept = records(dict.fromkeys(batch_arms.NAMES, 0.7) | {"lars": 0.8})
+    _, lacking = batch_table.Tables(kept).claims()
+    assert "gap_2048_same: the best arm, + LARS, has no runs at 256" in lacking
 
 
 def test_a_later_call_does_what_is_missing_and_no_more() -> None:
@@ -112,8 +129,9 @@ def test_every_arm_is_a_recipe(cell: Cell, tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(batch_arms.recipe(cell, 0.5, 1, "packed")))
     recipe = read_recipe(path, (), TrainRecipe).recipe
     names = {"lars": "lars", "no_decay": "lars", "ghost": "lars", "nag": "nag", "lbsgd": "lbsgd"}
+    names |= {arm: arm for arm in batch_arms.MATRIX_ARMS}
     assert recipe.optimizer.name == names.get(cell.arm, "sgd")
-    assert recipe.optimizer.no_decay == (cell.arm in ("no_decay", "ghost", "linear_no_decay"))
+    assert recipe.optimizer.no_decay == (cell.arm in ("no_decay", "ghost", "linear_no_decay", *batch_arms.MATRIX_ARMS))
     assert recipe.batch * (recipe.optimizer.batch_scale if cell.arm == "lbsgd" else 1) == cell.batch
     assert recipe.epochs == batch_arms.EPOCHS
     norm = recipe.model.batch_norm
@@ -135,13 +153,14 @@ def test_three_regimes() -> None:
     assert batch_curve.regimes([8]) == ["perfect"]
 
 
-def reaching(batch: int, steps: float, best: int = 1) -> list[dict[str, Any]]:
+def reaching(batch: int, steps: float, best: int = 1, optimizer: str = "sgd") -> list[dict[str, Any]]:
     """Kept runs of a batch, whose first grid has the best learning rate at this place."""
     kept = []
-    for lr in batch_curve.first_grid(batch):
+    grid = batch_curve.first_grid(batch, optimizer)
+    for lr in grid:
         for seed in (TUNING_SEED, *SEEDS):
-            taken = int(steps * (1 + abs(lr / batch_curve.first_grid(batch)[best] - 1)))
-            key = batch_curve.Job(batch, lr, seed).key()
+            taken = int(steps * (1 + abs(lr / grid[best] - 1)))
+            key = batch_curve.Job(batch, lr, seed, optimizer).key()
             kept.append({**key, "diverged": False, "evaluations": [[taken, 0.6]]})
     return kept
 
@@ -184,6 +203,31 @@ def test_a_curve_whose_learning_rate_lies_at_the_edge_claims_nothing() -> None:
     found = batch_curve.Curve(kept)
     assert found.perfect_to() == "void, the best learning rate lies at the edge of its sweep: batch 512"
     assert "(at the edge)" in found.rows()[4][1]
+
+
+def test_the_fastest_optimizer_at_a_large_batch_is_claimed_once_all_are_known() -> None:
+    steps = {"sgd": 188, "lars": 170, "muon": 110, "soap": 120}
+    kept = [one for name, taken in steps.items() for one in reaching(2048, taken, optimizer=name)]
+    curves = [batch_curve.Curve(kept, name) for name in steps]
+    found = batch_curve.claim_epochs(curves)
+    assert isinstance(found, Claim)
+    assert (found.name, found.value) == ("epochs_to_60_2048", pytest.approx(110 * 2048 / 50_000, rel=0.01))
+    assert "SGD 7.7, LARS 7.0, Muon 4.5, SOAP 4.9" in found.how
+    assert batch_curve.claim_epochs(curves[:3]) == "epochs_to_60_2048: runs are missing"
+    small = [one for batch in batch_curve.BATCHES[:3] for one in reaching(batch, 6400 / batch, optimizer="muon")]
+    ended = batch_curve.Curve([*small, *reaching(512, 20, optimizer="muon")], "muon").perfect_to()
+    assert isinstance(ended, Claim)
+    assert (ended.name, ended.value) == ("perfect_scaling_to_muon", 256)
+    assert batch_curve.Curve(small).points() == [], "runs of another optimizer are no runs of SGD"
+
+
+@pytest.mark.parametrize("optimizer", batch_curve.NAMES)
+def test_every_curve_is_of_a_recipe(optimizer: str, tmp_path: Path) -> None:
+    import yaml
+
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(batch_curve.recipe(batch_curve.Job(2048, 0.5, 1, optimizer), "packed")))
+    assert read_recipe(path, (), TrainRecipe).recipe.optimizer.name == optimizer
 
 
 def digits(folder: Path, **changes: Any) -> dict[str, Any]:

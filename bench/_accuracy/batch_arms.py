@@ -14,6 +14,7 @@ from bench._accuracy.results import digest
 
 EPOCHS = 12.0
 WARMUP_EPOCHS = 2.0
+MATRIX_WARMUP_EPOCHS = 1.0
 SMALL, LARGE, LARGEST = 256, 2048, 8192
 TUNING_SEED, SEEDS = 0, (1, 2, 3)
 GHOST = 128
@@ -32,12 +33,20 @@ NAMES = {
     "linear_no_decay": "SGD, linear scaling, warm-up, no decay of b, beta, gamma",
     "nag": "NAG, linear scaling, warm-up",
     "lbsgd": f"LBSGD, macro-batches of steps of {SMALL}",
+    "muon": "Muon, normalised filters",
+    "soap": "SOAP, normalised filters",
 }
 """Each + has all that is above it too."""
+MATRIX_ARMS = ("muon", "soap")
+LARS_TRUST = 0.02
+"""The paper's coefficient is 0.001, and learning rates 10 to 30: what has a trust of 1 (beta, gamma) would be moved by
+these. With 0.02, which LARC takes, they are near 1."""
 FIRST_BASE = {SMALL: 0.05, LARGE: 0.05, LARGEST: 0.025}
 """Lowest of the first four learning rates a batch of 256, which linear scaling multiplies by batch / 256."""
 FIRST_SGD = {SMALL: 0.05, LARGE: 0.2, LARGEST: 0.4}
 FIRST_LARS = {LARGE: 0.5, LARGEST: 1.0}
+FIRST_MUON = {SMALL: 0.02, LARGE: 0.04, LARGEST: 0.08}
+FIRST_SOAP = {SMALL: 0.001, LARGE: 0.002, LARGEST: 0.004}
 GRID, STEP, MOST = 4, 2.0, 4
 """Learning rates of a sweep, the factor between two, and the most by which it is extended at either end."""
 
@@ -72,6 +81,7 @@ CELLS = (
     Cell(LARGEST, "sgd"),
     Cell(LARGEST, "linear_no_decay"),
     *(Cell(batch, arm) for batch in (LARGE, LARGEST) for arm in ("nag", "lbsgd")),
+    *(Cell(batch, arm) for arm in MATRIX_ARMS for batch in (LARGE, LARGEST, SMALL)),
 )
 """In the order in which they are run: what the claims need first."""
 
@@ -80,6 +90,8 @@ def first_grid(cell: Cell) -> list[float]:
     """The learning rates that a sweep begins with: of linear scaling those of a batch of 256."""
     if cell.arm in ("lars", "no_decay", "ghost"):
         low = FIRST_LARS[cell.batch]
+    elif cell.arm in MATRIX_ARMS:
+        low = (FIRST_MUON if cell.arm == "muon" else FIRST_SOAP)[cell.batch]
     else:
         low = (FIRST_SGD if cell.arm == "sgd" else FIRST_BASE)[cell.batch]
     return [low * STEP**place for place in range(GRID)]
@@ -100,9 +112,7 @@ def recipe(cell: Cell, lr: float, seed: int, packed: str) -> dict[str, Any]:
     if arm == "nag":
         optimizer["name"] = "nag"
     if arm in ("lars", "no_decay", "ghost"):
-        # The paper's coefficient is 0.001, and learning rates 10 to 30: what has a trust of 1 (beta, gamma) would be
-        # moved by these. With 0.02, which LARC takes, they are near 1.
-        optimizer |= {"name": "lars", "trust": 0.02, "no_decay": arm != "lars"}
+        optimizer |= {"name": "lars", "trust": LARS_TRUST, "no_decay": arm != "lars"}
         schedule |= warmup
     if arm == "ghost":
         norm["ghost"] = GHOST
@@ -111,6 +121,13 @@ def recipe(cell: Cell, lr: float, seed: int, packed: str) -> dict[str, Any]:
         optimizer |= {"name": "lbsgd", "batch_scale": scale, "warmup": "linear", "warmup_epochs": WARMUP_EPOCHS}
         optimizer["no_decay"] = False
         batch = SMALL
+    if arm in MATRIX_ARMS:
+        optimizer |= {"name": arm, "normalise": True, "no_decay": True}
+        del optimizer["momentum"]
+        schedule = {"name": "polynomial", "power": 1, "warmup_epochs": MATRIX_WARMUP_EPOCHS, "warmup_start": 0.0}
+        if arm == "muon":
+            # The head learns at the rate of the filters; float32, so that a table does not depend on the machine.
+            optimizer |= {"momentum": 0.9, "ns_precision": "fp32"}
     norm["recompute_batches"] = recomputed(batch)
     return {
         "seed": seed,

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.optim.orthogonalise import POLYNOMIALS, UPPER_ENDS
+
 Array = NDArray[np.float64]
 
 
@@ -143,7 +145,7 @@ class LBSGD(Reference):
 
 
 class Muon(Reference):
-    """The iteration by singular values: each goes through the polynomial by itself."""
+    """The iteration by singular values: each goes through the polynomials by itself."""
 
     def _step(self, g: Array, lr: float) -> None:
         o, mu = self.o, self.o["momentum"]
@@ -157,8 +159,46 @@ class Muon(Reference):
             w = w * math.sqrt(len(w)) / norm(w)
         flat = moved.reshape(len(moved), -1)
         left, s, right = np.linalg.svd(flat, full_matrices=False)
-        s = s / (norm(flat) + 1e-7)
-        for _ in range(o["ns_steps"]):
-            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+        s = s / float((s**8).sum() ** 0.125) * UPPER_ENDS[o["ns_steps"] - 1]
+        for a, b, c in reversed(POLYNOMIALS[: o["ns_steps"]]):
+            s = a * s + b * s**3 + c * s**5
         update = (left * s) @ right * math.sqrt(max(1, flat.shape[0] / flat.shape[1]))
         self.w = (1 - lr * o["weight_decay"]) * w - lr * update.reshape(w.shape)
+
+
+class SOAP(Reference):
+    """Algorithms 3 and 4 of the paper, with identities for the sides without a basis."""
+
+    def _step(self, g: Array, lr: float) -> None:
+        (b1, b2), o = self.o["betas"], self.o
+        flat = g.reshape(len(g), -1) if g.ndim > 1 else g[:, None]
+        rotates = [g.ndim > 1 and 1 < size <= o["max_dim"] for size in flat.shape]
+        outer = [flat @ flat.T, flat.T @ flat]
+        names = ("row", "column")
+        t = self.t - any(rotates)
+        if t == 0:
+            for name, square, rotated in zip(names, outer, rotates, strict=True):
+                if rotated:
+                    self.state[f"{name}_covariance"] = (1 - b2) * square
+                    self.state[f"{name}_basis"] = np.linalg.eigh(square)[1][:, ::-1]
+            return
+        bases = [
+            self.state.get(f"{name}_basis", np.eye(len(square))) for name, square in zip(names, outer, strict=True)
+        ]
+        m = self.state["exp_avg"] = b1 * self.held("exp_avg") + (1 - b1) * g
+        rotated_gradient = bases[0].T @ flat @ bases[1]
+        v = b2 * self.held("exp_avg_sq").reshape(flat.shape) + (1 - b2) * rotated_gradient**2
+        n = bases[0].T @ (m.reshape(flat.shape) / (1 - b1**t)) @ bases[1] / (np.sqrt(v / (1 - b2**t)) + o["eps"])
+        w = self.w
+        if o["normalise"] and w.ndim > 2:
+            w = w * math.sqrt(len(w)) / norm(w)
+        self.w = (1 - lr * o["weight_decay"]) * w - lr * (bases[0] @ n @ bases[1].T).reshape(w.shape)
+        for axis, (name, square, rotated) in enumerate(zip(names, outer, rotates, strict=True)):
+            if not rotated:
+                continue
+            p = self.state[f"{name}_covariance"] = b2 * self.state[f"{name}_covariance"] + (1 - b2) * square
+            if t % o["precondition_every"] == 0:
+                order = np.argsort(-np.diag(bases[axis].T @ p @ bases[axis]))
+                self.state[f"{name}_basis"] = np.linalg.qr(p @ bases[axis][:, order])[0]
+                v = v.take(order, axis)
+        self.state["exp_avg_sq"] = v.reshape(g.shape)

@@ -186,6 +186,7 @@ def test_exponential_and_step_keep_their_steps_too(tmp_path: Path) -> None:
             ["A batch of 8,192 (32 steps of 256) is taken by lbsgd, which treats all layers alike"],
         ),
         ({"batch": 8192, "schedule": {"name": "cosine"}, "optimizer": {**LBSGD, "warmup": "lars"}}, []),
+        ({"batch": 8192, "schedule": {"name": "cosine"}, "optimizer": {"name": "soap", "lr": 0.003}}, []),
         ({"batch": 2048, "optimizer": RMSPROP_SGD}, []),
         ({"batch": 8192, "optimizer": RMSPROP_SGD}, ["A batch of 8,192 is taken by rmsprop_sgd"]),
     ],
@@ -206,7 +207,9 @@ def test_the_layer_wise_optimizers_are_there_and_are_not_warned_of(tmp_path: Pat
     for name in OPTIMIZER_NAMES:
         optimizer = read_optimizer(name=name, lr=0.1)
         assert optimizer.is_layer_wise == (name in layer_wise)
-        assert bool(find_batch_warnings(recipe.model_copy(update={"optimizer": optimizer}))) == (name not in layer_wise)
+        is_warned = bool(find_batch_warnings(recipe.model_copy(update={"optimizer": optimizer})))
+        # SOAP has coordinates for each layer.
+        assert is_warned == (name not in layer_wise | {"soap"})
     lars = read_optimizer(name="lbsgd", lr=0.1, warmup="lars")
     assert not find_batch_warnings(recipe.model_copy(update={"optimizer": lars}))
 

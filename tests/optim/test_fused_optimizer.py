@@ -67,8 +67,11 @@ def test_a_walk_is_that_of_the_reference(name: str, fused: bool) -> None:
     if fused and not native.is_available():
         pytest.skip("the native core is not built")
     params, optimizer = walked(name, torch.float32, fused=fused, channels_last=True)
+    # The terms of Muon's polynomials nearly cancel for the largest singular value, and a filter of one column has no
+    # other one; wide filters square theirs.
+    tolerance = 1e-5 if "muon" in name else 1e-6
     for parameter, peer in zip(params, walked_reference(name), strict=True):
-        assert distance(parameter, peer.w) <= 1e-6, parameter.shape
+        assert distance(parameter, peer.w) <= tolerance, parameter.shape
         state = optimizer.state[parameter]
         for key in OF_STATE:
             if key in state:
@@ -452,6 +455,7 @@ LIMITS = [
     (optim.LBSGD, {"lr": 1.0, "steps_per_epoch": 1, "batch_scale": 1.5}, "LBSGD has batch_scale=1.5"),
     (optim.LBSGD, {"lr": 1.0, "steps_per_epoch": 1, "warmup": "cubic"}, "Set it to one of linear, power2, sqrt, lars"),
     (optim.Muon, {"lr": 1.0, "ns_steps": 0}, "Muon has ns_steps=0"),
+    (optim.Muon, {"lr": 1.0, "ns_precision": "fp8"}, "Muon has ns_precision='fp8'. Set it to one of auto, bf16, fp32"),
     (optim.Muon, {"lr": 1.0, "filters": True}, "Muon has a parameter of shape (20000,) among its filters"),
 ]  # fmt: skip
 

@@ -33,6 +33,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "lbsgd": {"lr": 0.05, "batch_scale": 2},
     "rmsprop_sgd": {"lr": 0.05},
     "muon": {"lr": 0.02, "lr_rest": 0.05},
+    "soap": {"lr": 0.01, "precondition_every": 2},
 }
 
 

@@ -17,6 +17,7 @@ from headway.optim import (
     LAMB,
     LARS,
     LBSGD,
+    SOAP,
     GroupRecipe,
     Muon,
     NovoGrad,
@@ -159,6 +160,10 @@ def test_groups_that_cannot_be_meant(matches: list[str], message: str) -> None:
         ({"name": "lbsgd", "warmup": "cubic"}, "'linear', 'power2', 'sqrt' or 'lars'"),
         ({"name": "rmsprop_sgd", "period_epochs": 0}, "more than 0"),
         ({"name": "muon", "lr_rest": 0}, "more than 0"),
+        ({"name": "muon", "ns_precision": "fp8"}, "'auto', 'bf16' or 'fp32'"),
+        ({"name": "soap", "precondition_every": 0}, "at least 1"),
+        ({"name": "soap", "max_dim": -1}, "at least 0"),
+        ({"name": "soap", "betas": [0.9, 1.0]}, "less than 1"),
         ({"name": "sgd", "gradient_noise": -1}, "more than 0"),
         ({"name": "sgd", "lr": 0}, "more than 0"),
         ({"name": "sgd", "lr": float("inf")}, "finite"),
@@ -249,8 +254,10 @@ LARGE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
               {"batch_scale": 4, "warmup": "sqrt", "warmup_epochs": 2.0, "steps_per_epoch": 12.5}),
     "rmsprop_sgd": (RMSpropSGD, {"center_epochs": 3, "lr_rmsprop": 0.125},
                     {"center_epochs": 3.0, "period_epochs": 5.0, "rmsprop": 0.25, "steps_per_epoch": 12.5}),
-    "muon": (Muon, {"ns_steps": 3, "normalise": True},
-             {"ns_steps": 3, "normalise": True, "momentum": 0.95, "nesterov": True}),
+    "muon": (Muon, {"ns_steps": 3, "normalise": True, "ns_precision": "fp32"},
+             {"ns_steps": 3, "normalise": True, "momentum": 0.95, "nesterov": True, "ns_precision": "fp32"}),
+    "soap": (SOAP, {"precondition_every": 2, "max_dim": 64, "normalise": True},
+             {"precondition_every": 2, "max_dim": 64, "normalise": True, "betas": (0.95, 0.95), "eps": 1e-8}),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -45,6 +46,7 @@ CASES = {
     "lars": Case({"name": "lars", "lr": 1.0, "momentum": 0.9}, steps=8),
     "lamb": Case({"name": "lamb", "lr": 0.01}, steps=8),
     "muon": Case({"name": "muon", "lr": 0.02}, steps=8),
+    "soap": Case({"name": "soap", "lr": 0.01, "precondition_every": 2}, steps=8),
     "novograd": Case({"name": "novograd", "lr": 0.01}),
     "ftml": Case({"name": "ftml", "lr": 0.01}),
     "lbsgd": Case({"name": "lbsgd", "lr": 0.1}),
@@ -129,11 +131,12 @@ class Run:
         self.net.zero_grad(set_to_none=True)
 
 
-def compare(rank: Rank) -> dict[str, tuple[Any, ...]]:
+def compare(rank: Rank, names: tuple[str, ...] = tuple(CASES)) -> dict[str, tuple[Any, ...]]:
     """Trains each case with all state on each rank, and with owners."""
     communicator = Communicator(rank.world)
     found = {}
-    for name, case in CASES.items():
+    for name in names:
+        case = CASES[name]
         whole, sharded = (Run(communicator, case, is_sharded=is_sharded) for is_sharded in (False, True))
         for number in range(case.steps):
             if case.precision != "fp16" and number == OVERFLOW_STEP:
@@ -166,6 +169,7 @@ def results() -> list[dict[str, Found]]:
     return [{name: Found(*one) for name, one in found.items()} for found in run_ranks(RANKS, compare)]
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", CASES)
 def test_owners_train_as_data_parallel_ranks_do_bit_for_bit(results: list[dict[str, Found]], name: str) -> None:
     ranks = [result[name] for result in results]
@@ -173,6 +177,38 @@ def test_owners_train_as_data_parallel_ranks_do_bit_for_bit(results: list[dict[s
     tolerance = 0.02 if CASES[name].wire == "fp16" else 0.0
     assert max(one.difference for one in ranks) <= tolerance
     assert all(one.difference == ranks[0].difference for one in ranks)
+
+
+@pytest.mark.check
+def test_two_owners_train_as_data_parallel_ranks_do() -> None:
+    for result in run_ranks(2, compare, ("muon", "soap")):
+        assert all(Found(*found).difference == 0 for found in result.values())
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", ["muon", "soap"])
+def test_each_owner_makes_the_step_of_one_process(name: str, ranks: int) -> None:
+    """From the same gradients: with four ranks, two ways to add them round differently."""
+    generator = torch.Generator().manual_seed(4)
+    recorded = [
+        [torch.randn(one.shape, generator=generator) for one in network(CASES[name]).parameters()] for _ in range(5)
+    ]
+
+    def train(owned: Callable[[str], bool]) -> dict[str, Tensor]:
+        net = network(CASES[name])
+        optimizer = build_optimizer(read_optimizer(**CASES[name].optimizer), net, 5.0)
+        for gradients in recorded:
+            for (key, parameter), gradient in zip(net.named_parameters(), gradients, strict=True):
+                parameter.grad = torch.empty_like(parameter).copy_(gradient) if owned(key) else None
+            optimizer.step()
+        return {key: value for key, value in net.named_parameters() if owned(key)}
+
+    whole, found = train(lambda key: True), dict[str, Tensor]()
+    for rank in range(ranks):
+        by_name = Owners(list(network(CASES[name]).named_parameters()), rank, ranks).by_name
+        found |= train(lambda key, rank=rank, by_name=by_name: by_name[key] == rank)  # type: ignore[misc]
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[key], value) for key, value in whole.items())
 
 
 @pytest.mark.parametrize("name", CASES)

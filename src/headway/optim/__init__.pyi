@@ -21,3 +21,4 @@ from headway.optim.schedule import Schedule as Schedule
 from headway.optim.schedule import ScheduleRecipe as ScheduleRecipe
 from headway.optim.schedule import read_schedule as read_schedule
 from headway.optim.signum import Signum as Signum
+from headway.optim.soap import SOAP as SOAP

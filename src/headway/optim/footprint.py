@@ -22,7 +22,7 @@ class OptimizerFootprint:
     Attributes:
         state_bytes: size of its state after the first step.
         moved_bytes: bytes of weights, gradients and state that a step reads and writes, norms included; an array counts
-            once for each pass over it. Muon's matrix products are left out.
+            once for each pass over it. The matrix products of Muon and SOAP are left out.
     """
 
     state_bytes: int
@@ -44,6 +44,11 @@ def estimate_footprint(optimizer: torch.optim.Optimizer, own_state_share: float 
                 array_bytes = torch.promote_types(parameter.dtype, torch.float32).itemsize * parameter.numel()
                 # States are float32 at least, whatever the type of the parameter.
                 arrays_bytes = array_bytes * ((rule.first_state is not None) + (rule.second_state is not None))
+                if rule.matrix_states is not None:
+                    sizes = rule.matrix_states(parameter).values()
+                    arrays_bytes += torch.promote_types(parameter.dtype, torch.float32).itemsize * sum(
+                        size**2 for size in sizes
+                    )
                 state_bytes += arrays_bytes + 4 * rule.has_step_count + 4 * (rule.norm_state is not None)
                 if rule.has_trust_ratio is not None and rule.has_trust_ratio(parameter):
                     # The norms of weights and gradients.

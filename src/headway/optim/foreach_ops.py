@@ -41,6 +41,21 @@ def add_(tensors: list[Tensor], others: list[Tensor]) -> None:
     torch._foreach_add_(tensors, others)
 
 
+def add(tensors: list[Tensor], others: list[Tensor], factor: float) -> list[Tensor]:
+    """Returns tensor + factor * other, as new tensors."""
+    return list(torch._foreach_add(tensors, others, alpha=factor))
+
+
+def descend_(weights: list[Tensor], directions: list[Tensor], lr: float | Tensor) -> None:
+    """Computes weight -= lr * direction; the memory of the directions may be overwritten."""
+    # With a number it is one pass over memory.
+    if isinstance(lr, Tensor):
+        scale_(directions, lr)
+        subtract_(weights, directions)
+    else:
+        torch._foreach_add_(weights, directions, alpha=-lr)
+
+
 def subtract_(tensors: list[Tensor], others: list[Tensor]) -> None:
     """Computes tensor -= other."""
     torch._foreach_sub_(tensors, others)

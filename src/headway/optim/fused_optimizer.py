@@ -44,7 +44,7 @@ class FusedOptimizer(EagerOptimizer, ABC):
 
     def __init__(self, params: Iterable[Any], defaults: Group) -> None:
         # `capturable` tells torch, and our checkpoints, that step counts lie on the parameter's device.
-        super().__init__(params, {**defaults, "capturable": True})
+        super().__init__(params, {"capturable": True, **defaults})
 
     @abstractmethod
     def _check_options(self, group: Group) -> None:
@@ -112,8 +112,8 @@ class FusedOptimizer(EagerOptimizer, ABC):
                     self._step_torch(parameters, rule, group, grad_scale, found_inf, is_part=is_part)
         return loss
 
-    def list_states(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, tuple[bool, torch.dtype]]:
-        """Returns (is_scalar, dtype) of each state of a parameter by name. Other states than scalars have its shape."""
+    def list_states(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Returns (shape, dtype) of each state of a parameter by name."""
         return _list_states(self._build_update_rule(dict(group)), parameter)
 
     def _init_state(self, parameter: Tensor, rule: UpdateRule) -> None:
@@ -127,14 +127,18 @@ class FusedOptimizer(EagerOptimizer, ABC):
         if grad.layout != torch.strided:
             what = f"{type(self).__name__} takes no sparse gradients"
             raise UsageError(what, fix="Set sparse=False in that layer, or give it to another optimizer.")
-        for name, (is_scalar, dtype) in _list_states(rule, parameter).items():
+        for name, (shape, dtype) in _list_states(rule, parameter).items():
             if name not in state:
-                # `zeros_like` keeps the memory format, which the native core needs to be that of the parameter.
-                scalar = torch.zeros((), dtype=dtype, device=parameter.device)
-                state[name] = scalar if is_scalar else torch.zeros_like(parameter, dtype=dtype)
+                # A parameter without dimensions has the shape of a count, which may belong on the host.
+                if name != "step" and shape == parameter.shape:
+                    # It keeps the memory format, which the native core needs to be that of the parameter.
+                    state[name] = torch.zeros_like(parameter, dtype=dtype)
+                else:
+                    is_on_host = name == "step" and rule.counts_on_host
+                    state[name] = torch.zeros(shape, dtype=dtype, device="cpu" if is_on_host else parameter.device)
                 continue
             value = state[name]
-            if value.dtype != dtype or value.shape != (SCALAR_SHAPE if is_scalar else parameter.shape):
+            if value.dtype != dtype or value.shape != shape:
                 what = f"{type(self).__name__} has {name!r} of shape {tuple(value.shape)} and {value.dtype}"
                 what += f" for a parameter of shape {tuple(parameter.shape)} and {parameter.dtype}"
                 raise UsageError(what, fix="Load the state of an optimizer of the same network.")
@@ -222,6 +226,9 @@ class FusedOptimizer(EagerOptimizer, ABC):
         """Loads a state as torch's optimizers do, but each tensor keeps its dtype and gets its parameter's strides."""
         # torch converts states to the type of their parameter; a 16-bit parameter would lose its float32 moments.
         super().load_state_dict(state_dict)
+        # It replaces whole groups, and those of an earlier version lack the options that came later.
+        for group in self.param_groups:
+            group.update({name: value for name, value in self.defaults.items() if name not in group})
         saved_indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for index, parameter in zip(saved_indices, parameters, strict=True):
@@ -229,7 +236,8 @@ class FusedOptimizer(EagerOptimizer, ABC):
                 if isinstance(value, Tensor) and value.shape == parameter.shape and name != "step":
                     self.state[parameter][name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
                 elif isinstance(value, Tensor):
-                    self.state[parameter][name] = value.to(parameter.device, copy=True)
+                    is_on_host = name == "step" and not self.defaults["capturable"]
+                    self.state[parameter][name] = value.to("cpu" if is_on_host else parameter.device, copy=True)
 
 
 def _have_same_layout(parameter: Tensor, grad: Tensor, states: list[Tensor]) -> bool:
@@ -243,13 +251,18 @@ def _have_same_layout(parameter: Tensor, grad: Tensor, states: list[Tensor]) -> 
     return all(state.stride() == strides for state in states)
 
 
-def _list_states(rule: UpdateRule, parameter: Tensor) -> dict[str, tuple[bool, torch.dtype]]:
+def _list_states(rule: UpdateRule, parameter: Tensor) -> dict[str, tuple[torch.Size, torch.dtype]]:
     state_dtype = torch.promote_types(parameter.dtype, torch.float32)
-    states = {name: (False, state_dtype) for name in (rule.first_state, rule.second_state) if name is not None}
+    states = {
+        name: (parameter.shape, state_dtype) for name in (rule.first_state, rule.second_state) if name is not None
+    }
+    if rule.matrix_states is not None:
+        sizes = rule.matrix_states(parameter)
+        states |= {name: (torch.Size((size, size)), state_dtype) for name, size in sizes.items()}
     if rule.has_step_count:
-        states["step"] = (True, torch.float32)
+        states["step"] = (SCALAR_SHAPE, torch.float32)
     if rule.norm_state is not None:
-        states[rule.norm_state] = (True, state_dtype)
+        states[rule.norm_state] = (SCALAR_SHAPE, state_dtype)
     return states
 
 

@@ -275,8 +275,10 @@ class MuonRecipe(OptimizerRecipe):
     """Learning rate of SGD for all parameters that are not convolution filters. Unset: `lr`."""
     momentum_rest: Fraction = 0.9
     """Momentum of SGD for these other parameters."""
-    ns_steps: int = Field(default=5, ge=1)
+    ns_steps: int = Field(default=4, ge=1)
     """Number of Newton-Schulz iterations in a step."""
+    ns_precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Precision of the iteration. `auto`: bf16 on GPUs and on CPUs with AMX, fp32 elsewhere."""
     normalise: bool = False
     """Scale filters to a fixed norm before each step. For networks with a batch norm after each convolution."""
 
@@ -306,6 +308,25 @@ class MuonRecipe(OptimizerRecipe):
         return True
 
 
+class SOAPRecipe(OptimizerRecipe):
+    """Adam in the eigenbasis of Shampoo's preconditioner (Vyas et al. 2024)."""
+
+    CLASS: ClassVar[str] = "headway.optim.soap:SOAP"
+
+    name: Literal["soap"] = "soap"
+    betas: tuple[Fraction, Fraction] = (0.95, 0.95)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
+    eps: Positive = 1e-8
+    """Added to the denominator, the root of the second moment."""
+    precondition_every: int = Field(default=10, ge=1)
+    """Steps between two updates of the eigenvectors."""
+    max_dim: int = Field(default=2048, ge=0)
+    """Most rows or columns of a matrix whose side gets eigenvectors. Matrices that are larger on one side are
+    preconditioned on the other one; if both are larger, or with 0, by Adam alone."""
+    normalise: bool = False
+    """Scale filters to a fixed norm before each step. For networks with a batch norm after each convolution."""
+
+
 def _name_own_optimizer(value: Any) -> Any:
     # `optimizer: {factory: my_module:Mine, lr: 0.1}` needs no name.
     if not isinstance(value, dict):
@@ -330,6 +351,7 @@ AnyOptimizerRecipe = Annotated[
     | LBSGDRecipe
     | RMSpropSGDRecipe
     | MuonRecipe
+    | SOAPRecipe
     | OwnOptimizerRecipe,
     Field(discriminator="name"),
     BeforeValidator(_name_own_optimizer),

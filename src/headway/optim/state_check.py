@@ -87,8 +87,8 @@ def _list_known_states(
         return forms | ({"max_exp_avg_sq": parameter_form} if group["amsgrad"] else {})
     if isinstance(optimizer, FusedOptimizer):
         return {
-            name: _StateForm(SCALAR_SHAPE if is_scalar else parameter.shape, (dtype,))
-            for name, (is_scalar, dtype) in optimizer.list_states(parameter, group).items()
+            name: _StateForm(shape, (dtype,))
+            for name, (shape, dtype) in optimizer.list_states(parameter, group).items()
         }
     return None
 

@@ -138,6 +138,8 @@ class UpdateRule:
         first_state: name of a state with the parameter's shape; None: there is none.
         second_state: name of another one; None: there is none.
         has_step_count: there is a scalar state `step`.
+        counts_on_host: `step` lies in host memory.
+        matrix_states: lists the sizes of a parameter's states that are square matrices, by name; None: there are none.
         norm_state: name of another scalar state; None: there is none.
         native_rule: the same rule in the native core; None: the core does not know it.
         native_options: the numbers that the native core gets.
@@ -151,6 +153,8 @@ class UpdateRule:
     first_state: str | None = None
     second_state: str | None = None
     has_step_count: bool = False
+    counts_on_host: bool = False
+    matrix_states: Callable[[Tensor], dict[str, int]] | None = None
     norm_state: str | None = None
     native_rule: NativeRule | None = None
     native_options: Sequence[float] = ()

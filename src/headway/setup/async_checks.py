@@ -9,12 +9,12 @@ from headway.data.batch_plan import PerDeviceBatchRecipe
 if TYPE_CHECKING:
     from headway.setup.recipe import TrainRecipe
 
-LAYER_WISE = ("lars", "lamb", "lbsgd", "muon")
+FOR_LARGE_BATCHES = ("lars", "lamb", "lbsgd", "muon", "soap")
 
 
 def check_async(recipe: TrainRecipe) -> None:
     """Raises ValueError if a key asks asynchronous training for what it cannot do, with the way out."""
-    if (name := recipe.optimizer.name) in LAYER_WISE:
+    if (name := recipe.optimizer.name) in FOR_LARGE_BATCHES:
         raise ValueError(
             f"optimizer {name} is for large batches that all processes share, and parallel.strategy async applies the"
             " batch of each process alone: take sgd or adamw, or another strategy"

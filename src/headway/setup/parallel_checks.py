@@ -61,6 +61,11 @@ ADVICE = {
     "optimizer.factory with several servers": ("", "set parallel.servers to 1"),
     "optimizer.lookahead": ("both step the weights by the change of several steps", "remove it"),
     "optimizer.name": ("it needs whole weights, of which a process has a part", "take for example sgd, adamw or lamb"),
+    "optimizer.name soap": (
+        "a run that goes on with another number of processes begins with means of their states, and eigenvectors have"
+        " none",
+        "take muon",
+    ),
     "precision": ("each process would decide for itself which steps its loss scale skips", "set it to bf16 or fp32"),
     "several interfaces in comm.interface": (NOT_SUMMED, "name one"),
 }
@@ -198,6 +203,7 @@ def _list_refused_by_local(recipe: TrainRecipe) -> dict[str, bool]:
         "comm.batch_norm: sync": recipe.comm.batch_norm == "sync",
         "precision: fp16": recipe.precision == "fp16",
         "optimizer.factory": recipe.optimizer.name == "own",
+        "optimizer.name soap": recipe.optimizer.name == "soap",
         "optimizer.lookahead": recipe.optimizer.lookahead is not None,
         "model.ema.every_steps": ema is not None and ema.every_steps != 1,
     }

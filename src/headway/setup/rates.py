@@ -168,8 +168,9 @@ def find_batch_warnings(recipe: TrainRecipe) -> list[str]:
             f"throughout: above {LARGE_BATCH:,} that often diverges early or ends at a lower accuracy. Set for example "
             f"schedule: {{name: cosine, warmup_epochs: {warmup_epochs:.2g}}}."
         )
-    # Layer-wise rates (LARS, LAMB) were made for batches of this size.
-    if largest_effective_batch > VERY_LARGE_BATCH and not optimizer.is_layer_wise:
+    # Layer-wise rates (LARS, LAMB) were made for batches of this size, and SOAP has coordinates for each layer.
+    treats_layers_alike = not optimizer.is_layer_wise and optimizer.name != "soap"
+    if largest_effective_batch > VERY_LARGE_BATCH and treats_layers_alike:
         fix = "optimizer.warmup to lars, or optimizer.name" if optimizer.name == "lbsgd" else "optimizer.name"
         warnings.append(
             f"A batch of {largest_effective_batch:,}{steps_text.format(recipe.largest_batch)} is taken by "
