@@ -234,6 +234,7 @@ def test_syncs_are_counted_by_stage_and_by_line(folder: Path) -> None:
     assert sys.getprofile() is profiling
 
 
+@pytest.mark.check
 def test_a_clean_step_has_no_syncs(folder: Path) -> None:
     job = MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", ["log_every_steps=50"]))
     try:

@@ -22,6 +22,7 @@ from headway.core.nvml import load_nvml
 from headway.core.profile import EnvironmentFinding
 from headway.core.text_format import pluralise
 from headway.data.dataset import Dataset
+from headway.doctor.environment_builds import check_builds
 from headway.doctor.environment_host import Findings, HostFiles, parse_cpu_list, report_fault, report_fine
 from headway.doctor.environment_input import check_decoder, check_loader, check_memory, check_network, check_storage
 from headway.setup.recipe import TrainRecipe
@@ -61,6 +62,7 @@ def examine_environment(
     findings = [
         *_check_device(host, device),
         *_check_arithmetic(host, recipe, device),
+        *check_builds(host, has_nvidia_gpu=_has_nvidia_gpu(host)),
         *_check_cores(host),
         *_check_quota(host),
         *_check_threads(host, device),
@@ -84,10 +86,7 @@ def examine_environment(
 
 
 def _check_device(host: HostFiles, device: torch.device) -> Findings:
-    loaded = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", host.read_text("proc/driver/nvidia/version"))
-    driver = loaded[1] if loaded else None
-    # The device files also exist in containers that hide /proc/driver.
-    has_nvidia_gpu = driver is not None or any(host.root.glob("dev/nvidia[0-9]*"))
+    driver, has_nvidia_gpu = _find_driver(host), _has_nvidia_gpu(host)
     built, usable = torch.version.cuda, torch.cuda.is_available()
     hidden = host.environ.get("CUDA_VISIBLE_DEVICES")
     if device.type == "cuda":
@@ -115,6 +114,17 @@ def _check_device(host: HostFiles, device: torch.device) -> Findings:
         yield report_fault(f"There is an AMD GPU, but torch {torch.__version__} is built without ROCm.", cure)
     else:
         yield report_fine("There is no GPU: the CPU trains.")
+
+
+def _find_driver(host: HostFiles) -> str | None:
+    """Returns the version of the NVIDIA driver that the kernel has loaded."""
+    loaded = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", host.read_text("proc/driver/nvidia/version"))
+    return loaded[1] if loaded else None
+
+
+def _has_nvidia_gpu(host: HostFiles) -> bool:
+    # The device files also exist in containers that hide /proc/driver.
+    return _find_driver(host) is not None or any(host.root.glob("dev/nvidia[0-9]*"))
 
 
 def _read_driver_version() -> str | None:

@@ -1,0 +1,1 @@
+"""Parts of the export bench: faults and the gate, speed, serving, labels."""

@@ -1,0 +1,1 @@
+"""`headway serve`: answers predictions of an export over HTTP."""

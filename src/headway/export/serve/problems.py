@@ -1,0 +1,92 @@
+"""ProblemError: an answer to a request that cannot be served, as RFC 9457 (problem+json) describes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, final
+
+MEDIA_TYPE = b"application/problem+json"
+
+Header = tuple[bytes, bytes]
+"""Name in lower case, and value."""
+
+
+@final
+class ProblemError(Exception):
+    """Why a request is refused. The server sends it as problem+json.
+
+    Args:
+        status: HTTP status.
+        what: a sentence without its full stop.
+        fix: what the client can do, in the imperative.
+        headers: headers of the answer beside type and length.
+        more: further members of the JSON object.
+        bad_images: number of images that cannot be decoded.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        what: str,
+        fix: str = "",
+        *,
+        headers: Sequence[Header] = (),
+        more: Mapping[str, Any] | None = None,
+        bad_images: int = 0,
+    ) -> None:
+        super().__init__(what)
+        self.status, self.what, self.fix = status, what, fix
+        self.headers, self.bad_images = tuple(headers), bad_images
+        self._more = dict(more or {})
+
+    def to_json(self) -> bytes:
+        """Returns the body of the answer."""
+        return json.dumps(self.to_tree()).encode()
+
+    def to_tree(self) -> dict[str, Any]:
+        """Returns the body of the answer as JSON values."""
+        # A status that HTTP itself does not know, such as 460 of tus, comes with a title in `more`.
+        title = self._more.get("title") or HTTPStatus(self.status).phrase
+        tree = {"type": "about:blank", "title": title, "status": self.status}
+        return tree | {"what": self.what, "fix": self.fix} | self._more
+
+
+def refuse_full(waiting: int, retry_after_s: int) -> ProblemError:
+    """Returns the answer to a request that finds the queue full: 503 with Retry-After."""
+    return ProblemError(
+        503,
+        f"the server is busy: {waiting:,} images wait already",
+        f"Send the request again after {retry_after_s} s, or start more servers.",
+        headers=[(b"retry-after", str(retry_after_s).encode())],
+    )
+
+
+def refuse_hopeless(expected_s: float, deadline_ms: float) -> ProblemError:
+    """Returns the answer to a request that would wait beyond its deadline: 503 with Retry-After."""
+    what = f"the server is busy: an answer takes about {expected_s * 1000:.0f} ms, the deadline is {deadline_ms:g} ms"
+    fix = "Send the request again after 1 s, allow more time, or start more servers."
+    return ProblemError(503, what, fix, headers=[(b"retry-after", b"1")])
+
+
+def refuse_images(names: Sequence[str], faults: Mapping[int, str]) -> ProblemError:
+    """Returns the answer to a request with bad images, which names each of them: 422.
+
+    Args:
+        names: of all images.
+        faults: what is wrong with some of them, by place, such as "is damaged".
+    """
+    images = [{"path": names[place], "what": f"it {faults[place]}"} for place in sorted(faults)]
+    first = min(faults)
+    what = f"{names[first]} {faults[first]}"
+    if len(faults) > 1:
+        what = f"{len(faults)} of {len(names)} images are bad; {what}"
+    fix = "Send a sound JPEG, PNG or WebP file." if len(names) == 1 else "Leave the bad images out, or send them apart."
+    return ProblemError(422, what, fix, more={"images": images}, bad_images=len(faults))
+
+
+def refuse_late(deadline_ms: float) -> ProblemError:
+    """Returns the answer to a request whose deadline has passed: 504."""
+    what = f"the deadline of {deadline_ms:g} ms passed before there was an answer"
+    return ProblemError(504, what, "Allow more time in X-Deadline-Ms, or send fewer requests at once.")
