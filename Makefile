@@ -21,7 +21,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo native test fuzz check lint docs benches gpu gpu-kit peers wheel clean
+.PHONY: help demo loop-demo native test fuzz check lint docs benches gpu gpu-kit peers wheel clean
 
 help: ## print this list
 	@echo "make TARGET, where TARGET is one of"
@@ -65,6 +65,10 @@ endif
 	$(BIN)/headway train demo/$(NAME).yaml --run demo/run
 	$(BIN)/headway evaluate demo/run
 	$(BIN)/headway report demo/run
+
+loop-demo: $(VENV)/.tools $(VENV)/.native ## a loop on digits: train, mine, labels by POST, train again, gate, export; about a minute
+	rm -rf loop-demo
+	OMP_NUM_THREADS=1 $(BIN)/python examples/loop_demo.py loop-demo
 
 # One thread: the networks are tiny, and threads that wait for each other on busy cores take longer.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
@@ -127,6 +131,7 @@ $(PEERS)/.stamp: constraints-peers.txt
 	echo '*' > $(PEERS)/.gitignore
 	$(INSTALL_PEERS) nvidia-dali-cuda120 lmdb numpy opencv-python-headless pillow setuptools torch webdataset wheel
 	$(INSTALL_PEERS) accelerate lightning optuna transformers
+	$(INSTALL_PEERS) fastapi httptools litserve onnxruntime uvicorn uvloop
 	$(INSTALL_PEERS) assertpy fastargs numba psutil pytorch-pfn-extras terminaltables tqdm
 	$(FFCV_FLAGS) $(INSTALL_PEERS) --no-deps --no-build-isolation ffcv >/dev/null 2>&1 \
 	  || echo "FFCV could not be built (it needs g++ libopencv-imgproc-dev libturbojpeg0-dev pkg-config python3-dev): benches go without it."

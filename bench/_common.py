@@ -6,7 +6,9 @@ import argparse
 import json
 import platform
 import resource
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -61,6 +63,28 @@ def take_turns(
     return {name: times[warm:] for name, times in taken.items()}
 
 
+Part = Callable[[Path, argparse.Namespace], list[Claim]]
+"""A part of a bench: measures in an empty folder, prints its own tables, and returns its claims."""
+
+
+def run_parts(parts: Mapping[str, Part], options: argparse.Namespace, usual: Sequence[str] = ()) -> None:
+    """Runs the part that `--only` names, else the usual ones, each in an empty folder, and reports their claims.
+
+    Args:
+        usual: names of parts; by default all.
+    """
+    claims = []
+    for name in [options.only] if options.only else usual or parts:
+        with tempfile.TemporaryDirectory(prefix=f"headway-bench-{name}-") as folder:
+            claims += parts[name](Path(folder), options)
+    report(claims, options)
+
+
+def add_only(asked: argparse.ArgumentParser, parts: Mapping[str, Part]) -> None:
+    """Adds the option `--only PART`."""
+    asked.add_argument("--only", choices=parts, metavar="PART", help=f"one part: {', '.join(parts)}")
+
+
 def report(claims: Sequence[Claim], options: argparse.Namespace, rows: Sequence[Sequence[str]] = ()) -> None:
     """Prints the table and the claims; writes the JSON file where one is asked for."""
     if rows:
@@ -80,6 +104,19 @@ def table(rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     print()
+
+
+@contextmanager
+def use_one_thread() -> Iterator[None]:
+    """Lets torch compute on one thread inside the block."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def count_children_s() -> float:

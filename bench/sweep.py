@@ -35,11 +35,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-from bench._common import Claim, parser, report, table
+from bench._common import Claim, Part, add_only, parser, run_parts, table
 from bench._family import run_bench
 from bench._sweep.coordinator import compare_coordinator
 from bench._sweep.ensemble import measure
@@ -53,9 +51,6 @@ from bench._sweep.range_test import measure as measure_rates
 from bench._sweep.rates_cifar import compare_cifar_rates
 from bench._sweep.recurrent import compare_optimizers
 from bench._sweep.sharing import compare_loaders
-
-Part = Callable[[Path, argparse.Namespace], list[Claim]]
-"""A part of the bench: measures in an empty folder, prints its own tables, and returns its claims."""
 
 
 def compare_ensembles(folder: Path, options: argparse.Namespace) -> list[Claim]:
@@ -90,19 +85,13 @@ PARTS: dict[str, Part] = {
 
 def main() -> None:
     asked = parser(__doc__ or "")
-    asked.add_argument("--only", choices=PARTS, metavar="PART", help=f"one part: {', '.join(PARTS)}")
+    add_only(asked, PARTS)
     asked.add_argument("--minutes", type=float, metavar="M", help="begin no kept run or sweep after so long")
     asked.add_argument("--seed", type=int, metavar="N", help="of the kills; by default another one each time")
     options = asked.parse_args()
-    claims = []
     # Tests of the lab, of the range test and of kills do as much as these would shortly.
     left_out = ("kills", "lr", "lr_cifar", "recurrent") if options.quick else ()
-    usual = [name for name in PARTS if name not in left_out]
-    for name in [options.only] if options.only else usual:
-        part = PARTS[name]
-        with tempfile.TemporaryDirectory(prefix=f"headway-bench-{name}-") as folder:
-            claims += part(Path(folder), options)
-    report(claims, options)
+    run_parts(PARTS, options, [name for name in PARTS if name not in left_out])
 
 
 if __name__ == "__main__":

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-QUIET = (
-    "--disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update "
-    "--disable-sync"
-)
+from bench._devtools import BROWSER, QUIET
+
+__all__ = ["BROWSER", "QUIET", "open_in_browser"]
 
 
 def open_in_browser(page: Path, *flags: str) -> tuple[str, list[str]]:

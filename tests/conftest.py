@@ -29,7 +29,7 @@ PEERS_PYTHON = Path(os.environ.get("HEADWAY_PEERS_PYTHON") or ROOT / ".venv-peer
 # How long an example takes on a busy machine tells nothing of the code; hypothesis fails it after 200 ms elsewhere than
 # in CI. The examples are the same in every run, few in `make test` and many in `make check`, so that a change is judged
 # by itself; `--hypothesis-profile=explore` tries others each time.
-QUICK_EXAMPLES = 15
+QUICK_EXAMPLES = 10
 settings.register_profile("headway", deadline=None, derandomize=True)
 settings.register_profile("quick", settings.get_profile("headway"), max_examples=QUICK_EXAMPLES)
 settings.register_profile("explore", deadline=None)

@@ -18,8 +18,20 @@ from tests._support import command, digits, finished, headway, packed_digits, re
 
 VERBS = (
     *("init", "pack", "verify", "train", "evaluate", "predict", "report", "landscape", "assess", "schedule"),
-    *("doctor", "tune", "plan", "bench-links", "replay", "sweep", "ensemble"),
+    *("doctor", "tune", "plan", "bench-links", "replay", "sweep", "ensemble", "export", "serve"),
+    *("dataset", "annotations", "croissant", "lineage"),
+    *("mine", "loop", "index", "runs"),
+    *("serve-data", "data-token"),
 )
+INNER_VERBS = {
+    "dataset": ("create", "add", "label", "remove", "log", "show", "diff", "merge", "tag", "gc", "verify"),
+    "annotations": ("convert", "export", "show"),
+}
+
+
+def list_commands(help_text: str) -> list[str]:
+    """The verbs that a help lists."""
+    return re.findall(r"^  ([a-z][a-z-]+) ", help_text.partition("Commands")[2], re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +48,28 @@ def test_the_version_is_the_packages() -> None:
 
 def test_help_lists_every_verb() -> None:
     said = headway("--help")
-    listed = re.findall(r"^  ([a-z][a-z-]+) ", said.out.partition("Commands")[2], re.MULTILINE)
-    assert sorted(listed) == sorted(VERBS)
+    assert sorted(list_commands(said.out)) == sorted(VERBS)
     for verb in VERBS:
         assert re.search(rf"^\s+{verb}\s+\w", said.out, re.MULTILINE), verb
         one = headway(verb, "--help")
         assert one.out.startswith(f"Usage: headway {verb} ")
-        assert "--json" in one.out
+        inner_verbs = INNER_VERBS.get(verb, ())
+        assert inner_verbs or "--json" in one.out
+        assert sorted(inner_verbs) == sorted(list_commands(one.out))
+        for inner in inner_verbs:
+            assert "--json" in headway(verb, inner, "--help").out
     assert "headway" in headway(status=None).out + headway(status=None).err
+
+
+@pytest.mark.parametrize("verb", ["sweep", "plan"])
+def test_help_groups_the_options_by_what_they_are_for(verb: str) -> None:
+    said = headway(verb, "--help").out
+    headings = re.findall(r"^([A-Z].*):$", said, re.MULTILINE)
+    assert headings[0] == "Arguments"
+    assert headings[-1] == "Options"
+    assert len(headings) > 3
+    options = re.findall(r"^  (--[a-z-]+)", said, re.MULTILINE)
+    assert len(options) == len(set(options)) > 15
 
 
 def test_the_shell_completes_verbs(monkeypatch: pytest.MonkeyPatch) -> None:

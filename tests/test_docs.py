@@ -21,7 +21,10 @@ from tests.conftest import absent
 from headway.data.pack import pack
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [*sorted((ROOT / "docs/library").glob("*.md")), ROOT / "docs/landscape.md"]
+PAGES = [
+    *sorted((ROOT / "docs/library").glob("*.md")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("interchange", "landscape", "lifecycle")),
+]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
 PEERS = ROOT / ".venv-peers"

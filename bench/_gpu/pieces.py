@@ -17,11 +17,13 @@ TESTS = (
         "data/test_ops_resize.py",
         "data/tiers/test_memory.py",
         "doctor/test_device_copy.py",
+        "export/test_onnx_target.py",
         "observe/test_nvml.py",
         "observe/test_host_syncs.py",
         "watch/test_watch_torch.py",
         "optim/test_fused_optimizer.py",
         "optim/test_optimizer.py",
+        "optim/test_soap.py",
     ),
     (
         "setup/test_compilation.py",

@@ -417,11 +417,11 @@ def test_an_override_of_the_name_brings_the_keys_of_that_optimizer(recipe: Path)
         ),
         (
             ["optimizer={name: sgd, lr: 1, betas: [0.9, 0.99]}"],
-            "'optimizer.betas' belongs to adam, adamw, lamb, novograd, ftml; sgd has momentum, lr,",
+            "'optimizer.betas' belongs to adam, adamw, lamb, novograd, ftml, soap; sgd has momentum, lr,",
         ),
         (["schedule.end=0.1", "schedule.gamma=2"], "'schedule.gamma' belongs to step, multi_step, exponential; triang"),
         (["optimizer={name: lrs, lr: 1}"], "optimizer.name must be 'sgd', 'nag', 'adam', 'adamw', 'lars', "),
-        (["optimizer={name: lrs, lr: 1}"], "'muon' or 'own', not 'lrs'. Did you mean 'lars'?"),
+        (["optimizer={name: lrs, lr: 1}"], "'soap' or 'own', not 'lrs'. Did you mean 'lars'?"),
         (["optimizer={lr: 1}"], "command line: the key 'optimizer.name' is missing."),
         (["optimizer={nam: sgd, lr: 1}"], "there is no key 'optimizer.nam'. Did you mean 'optimizer.name'?"),
         (["optimizer={name: lars}"], "command line: the key 'optimizer.lr' is missing."),

@@ -1,4 +1,4 @@
-"""Spearman's rank correlation, by its definition and its invariances."""
+"""Spearman's rank correlation and the difference of two shares, by definitions, tables and invariances."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.statistics import compute_rank_correlation
+from headway.core.statistics import compute_rank_correlation, compute_share_difference
 
 NUMBERS = st.integers(-5, 5)
 PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=2, max_size=9)
@@ -43,3 +43,30 @@ def test_equal_values_share_the_mean_of_their_ranks() -> None:
     assert compute_rank_correlation([1, 7, 7, 9], [1, 2, 3, 4]) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
     assert compute_rank_correlation([1.0], [2.0]) is None
     assert compute_rank_correlation([1.0, 1.0], [2.0, 3.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "low", "high"),
+    [
+        ((56, 70), (48, 80), 0.0524, 0.3339),
+        ((9, 10), (3, 10), 0.1705, 0.8090),
+        ((6, 7), (2, 7), 0.0582, 0.8062),
+        ((5, 56), (0, 29), -0.0381, 0.1926),
+        ((0, 10), (0, 20), -0.1611, 0.2775),
+        ((10, 10), (0, 10), 0.6075, 1.0),
+    ],
+)
+def test_a_difference_of_shares_is_that_of_newcombes_table(
+    a: tuple[int, int], b: tuple[int, int], low: float, high: float
+) -> None:
+    found = compute_share_difference(a, b)
+    assert found[0] == pytest.approx(a[0] / a[1] - b[0] / b[1])
+    assert found[1:] == pytest.approx((low, high), abs=1e-4)
+
+
+@given(st.integers(0, 30), st.integers(1, 30), st.integers(0, 30), st.integers(1, 30))
+def test_a_difference_of_shares_lies_in_its_interval_and_changes_sign(a: int, n: int, b: int, m: int) -> None:
+    first, second = (min(a, n), n), (min(b, m), m)
+    difference, low, high = compute_share_difference(first, second)
+    assert -1 <= low <= difference <= high <= 1
+    assert compute_share_difference(second, first) == pytest.approx((-difference, -high, -low))

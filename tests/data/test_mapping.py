@@ -14,7 +14,7 @@ import pytest
 from tests import _support as support
 from tests.data import _packs as packs
 
-from headway.data import native, opening
+from headway.data import mapping, native, opening
 from headway.data.pack import pack
 
 SHARED = """
@@ -200,3 +200,30 @@ def test_a_run_whose_shard_is_cut_ends_by_its_name(tmp_path: Path) -> None:
     assert process.returncode == 1, out + err
     assert f"headway: {shard}: the file was cut from" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.skipif(not native.is_available(), reason="tickets are those of the native core")
+def test_a_ticket_that_another_thread_gets_at_once_keeps_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the moment at which the native core has a ticket back and the end of the old mapping, another file is
+    mapped, as another thread may do."""
+    for name in ("old", "new"):
+        (tmp_path / name).write_bytes(name.encode() * 5000)
+    real, views = native.unguard_file, list[memoryview]()
+
+    def unguard(ticket: int) -> None:
+        real(ticket)
+        monkeypatch.setattr(native, "unguard_file", real)
+        with (tmp_path / "new").open("rb") as file:
+            views.append(mapping.map_file(file, tmp_path / "new"))
+
+    with (tmp_path / "old").open("rb") as file:
+        old = mapping.map_file(file, tmp_path / "old")
+    count = len(mapping._mapped_files)
+    monkeypatch.setattr(native, "unguard_file", unguard)
+    del old
+    assert len(views) == 1
+    # The old one is gone, and the new one is there: without it, reading would end the process.
+    assert len(mapping._mapped_files) == count
+    assert bytes(views[0][-3:]) == b"new"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,7 +17,15 @@ JPEG_SOURCE = BUILD / "libjpeg-source"
 
 
 def of(target: str) -> tuple[Path, str]:
-    """The driver of a target, compiled anew where its sources have changed; and the target's name there."""
+    """The driver of a target, compiled anew where its sources have changed; and the target's name there.
+
+    Processes that ask at the same time take turns: a driver that another one links cannot be run.
+    """
+    with _turn():
+        return _build(target)
+
+
+def _build(target: str) -> tuple[Path, str]:
     if target == "fork":
         return _driver("fuzz-plain", "-D", "HEADWAY_SANITIZERS=OFF"), target
     if target == "share":
@@ -98,6 +109,14 @@ def _libjpeg_source() -> Path:
             JPEG_SOURCE.parent.mkdir(exist_ok=True)
             shutil.move(unpacked, JPEG_SOURCE)
     return JPEG_SOURCE
+
+
+@contextlib.contextmanager
+def _turn() -> Iterator[None]:
+    BUILD.mkdir(exist_ok=True)
+    with (BUILD / "fuzz.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _run(*command: str | Path, cwd: Path | None = None) -> None:

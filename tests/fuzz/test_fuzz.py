@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.fuzz import campaign
 
-COUNTS = {"decode": 30, "gather": 5000, "optimize": 1000, "changing": 5000, "sizes": 2000, "fork": 10, "share": 10}
+COUNTS = {"decode": 20, "gather": 2000, "optimize": 500, "changing": 2000, "sizes": 800, "fork": 6, "share": 5}
 MISSING = [program for program in ("cmake", "g++") if not shutil.which(program)]
 
 

@@ -22,6 +22,10 @@ CHANGES: list[tuple[dict[str, Any], set[str]]] = [
     ({"optimizer": {**SGD, "clip_norm": 1.0}}, {"towers"}),
     ({"optimizer": {**SGD, "lookahead": {}}}, {"local", "async"}),
     ({"optimizer": {"name": "muon", "lr": 0.1}}, {"hybrid", "towers", "experts", "sharded all", "async"}),
+    (
+        {"optimizer": {"name": "soap", "lr": 0.1}},
+        {"hybrid", "towers", "experts", "sharded all", "async", "local"},
+    ),
     ({"batch_growth": {"milestones_epochs": [2], "factor": 2}}, {"local", "async"}),
     ({"activation_checkpointing": True}, {"spatial", "towers"}),
     ({"model": {"factory": "small_net", "batch_norm": {"ghost": 8}}}, {"spatial"}),

@@ -155,6 +155,7 @@ def test_fused_trials_stay_near_for_a_hundred_steps(folder: Path) -> None:
         expect_near(folder / "long" / trial, folder / "long-alone" / trial, STEPS, within=1e-4)
 
 
+@pytest.mark.check
 def test_bits_depend_on_the_places_alone(folder: Path, fused: Path) -> None:
     """Others may have diverged, may train in another process, or stop: each trial goes on with its bits."""
     with cohorts(always()) as opened:

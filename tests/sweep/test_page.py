@@ -4,6 +4,7 @@ import json
 import math
 from fractions import Fraction
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -128,6 +129,21 @@ def test_the_forest_finds_what_decides(tmp_path: Path) -> None:
     shares = dict(zip(importance.parameters, importance.found.shares, strict=True))
     assert shares["optimizer.lr"] > 0.8
     assert f"R² = {importance.found.r2:.2f}" in index(summarise_sweep(tmp_path / "s"))["importance"].note
+
+
+def test_shares_that_mean_nothing_are_not_drawn(tmp_path: Path) -> None:
+    def score(task: Task) -> float:
+        return Random(f"{task.trial.number}/{task.rung}").random()
+
+    summary = summarise(tmp_path / "s", score=score)
+    found = summary.importance
+    assert found is not None
+    shown = index(summary)["importance"]
+    # Scores by chance: the forest may be a little better than the mean on some, and is worse on most.
+    assert (shown.kind == "bars") == (found.found.r2 > 0)
+    assert found.found.r2 <= 0
+    assert "no better than their mean" in shown.data["text"]
+    assert "1/" in shown.title
 
 
 def test_the_page_says_whether_trials_saw_the_same_batches(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.check
 def test_hosts_that_cannot_work_are_named_with_their_last_words(tmp_path: Path, shell: Path) -> None:
     """Host c can run Headway, and there is no sweep in that folder that it may read."""
     events = SimpleQueue[Event]()

@@ -66,6 +66,7 @@ def weights(sweep: Path) -> dict[str, list[float]]:
     }
 
 
+@pytest.mark.check
 def test_a_sweep_finds_its_best_trial_and_trains_it_again(whole: Path) -> None:
     state, result = read_journal(whole), json.loads((whole / "result.json").read_text())
     plan = state.plan

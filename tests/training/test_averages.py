@@ -17,13 +17,14 @@ from headway.core.launcher_environment import LaunchedProcess
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.data.decode import build_decoder
+from headway.data.image_files import list_image_files, read_pixels
 from headway.launch.ranks import Ranks
 from headway.setup import micro_batch
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.setup.train_setup import TrainSetup
 from headway.training.evaluate import build_views, compute_outputs, evaluate
-from headway.training.predict import list_image_files, read_pixels
+from headway.training.predict import build_evaluation_transform
 from headway.training.progress import SilentDisplay
 from headway.training.runs import load_trained
 from headway.training.trainer import Trainer
@@ -101,6 +102,7 @@ def test_best_weights_are_those_that_were_best(folder: Path, tmp_path: Path) -> 
     assert [record["step"] for record in records(run, "evaluate")] == [6, 12, 18]
 
 
+@pytest.mark.check
 @pytest.mark.thin(1)
 @pytest.mark.parametrize(
     ("switches", "kept"),
@@ -188,7 +190,7 @@ def test_a_mirrored_image_counts_as_much(folder: Path, tmp_path: Path) -> None:
     samples = digits(tmp_path / "digits", per_class=3)
     said = [json.loads(line) for line in headway("predict", run, samples, "--json").out.splitlines()]
     with closing(build_decoder(1, "pillow")) as decoder, torch.no_grad():
-        _, found = read_pixels(setup, decoder, list_image_files([samples]))
+        _, found = read_pixels(build_evaluation_transform(setup), decoder, list_image_files([samples]))
         images = setup.augment.normalise(torch.from_numpy(found))
         both = torch.stack([setup.model(images), setup.model(images.flip(3))])
     expected = both.mean(0).softmax(1).max(1).values

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests._support import headway, packed_digits, refused, write_recipe
 from tests.training._runs import weights
-from tests.training.test_user_code import images_for_a_list
+from tests.training.test_user_code import pack_a_list
 
 from headway.api.run import Run
 from headway.checkpoint.checkpoints import Checkpoints, read
@@ -135,13 +135,7 @@ def test_checkpoints_are_members(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.thin(1)
 def test_labels_that_are_no_single_class(tmp_path: Path, several: bool) -> None:
     """Sets of names, or numbers: the probabilities of each name, or the numbers, are averaged."""
-    rows = images_for_a_list(tmp_path)
-    lines = ["path,labels" if several else "path,value_left,value_right"]
-    for name, left, right in rows:
-        on = [text for text, number in (("left", left), ("right", right)) if number > 1]
-        lines.append(f"{name},{';'.join(on)}" if several else f"{name},{left},{right}")
-    (tmp_path / "labels.csv").write_text("\n".join(lines) + "\n")
-    headway("pack", tmp_path / "labels.csv", tmp_path / "digits.packed", "--split", "0.5")
+    pack_a_list(tmp_path, several)
     recipe = write_recipe(tmp_path / "recipe.yaml", batch=10)
     for seed in (1, 2):
         headway("train", recipe, "--run", tmp_path / f"r{seed}", f"seed={seed}")
@@ -151,7 +145,7 @@ def test_labels_that_are_no_single_class(tmp_path: Path, several: bool) -> None:
         assert value == pytest.approx(together[name], rel=1e-5)
     assert together["loss"] <= sum(one["metrics"]["loss"] for one in found["members"]) / 2
     assert (found["disagreement"] is None) == (not several)
-    image = tmp_path / rows[0][0]
+    image = tmp_path / "0.png"
     shown = [headway("predict", tmp_path / name, image, "--json").json() for name in ("r1", "r2", "all")]
     column = "probability_left" if several else "left"
     one, other, both = (row[column] for row in shown)

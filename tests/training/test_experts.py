@@ -106,6 +106,7 @@ def compare(run: Path, alone: Path) -> None:
         torch.testing.assert_close(weights(run)[name], value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.check
 def test_processes_that_share_experts_train_as_one_process_does(folder: Path, alone: Path) -> None:
     """With the clipped norm and the load of all, whole weights, and a checkpoint that one process evaluates."""
     run = train(folder, "two", 2, TWO)

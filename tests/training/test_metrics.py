@@ -78,6 +78,7 @@ def test_rows_hold_what_all_ranks_told(folder: Path, said: Said) -> None:
     assert (loss > 0).all()
 
 
+@pytest.mark.check
 def test_the_report_shows_them(folder: Path, said: Said) -> None:
     headway("report", folder / "run")
     bars, grid = (Panel.from_json((folder / f"run/panels/{name}.json").read_text()) for name in ("ranks", "ranks-own"))

@@ -15,10 +15,11 @@ from tests.data._packs import picture
 from headway.core.errors import UsageError
 from headway.core.recipe import read_recipe
 from headway.data.decode import build_decoder
+from headway.data.image_files import list_image_files, read_pixels
 from headway.data.pack import pack
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.training.predict import list_image_files, read_pixels
+from headway.training.predict import build_evaluation_transform
 
 FILES = {
     "a/large.jpg": {"size": (200, 150)},
@@ -56,7 +57,7 @@ def test_the_pixels_of_an_evaluation(folder: Path, backend: str, how: str, scale
             found |= {setup.eval.name(int(n)): batch.images[k].numpy().copy() for k, n in enumerate(batch.served)}
         files = list_image_files([folder / "files"])
         with closing(build_decoder(1, setup.recipe.data.decoder)) as decoder:
-            opened, mine = read_pixels(setup, decoder, files)
+            opened, mine = read_pixels(build_evaluation_transform(setup), decoder, files)
             assert opened == list(range(len(files)))
     assert found.keys() == FILES.keys()
     for file, image in zip(files, mine, strict=True):

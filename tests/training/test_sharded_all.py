@@ -96,6 +96,7 @@ def go_on(run: Path, procs: str, *options: str) -> str:
     return said.err
 
 
+@pytest.mark.check
 def test_two_processes_have_the_weights_of_two_data_parallel_ones(data: Path, divided: Path) -> None:
     """With batch norm, EMA, clipping, micro-batches, recomputed blocks, evaluations and the whole checkpoint."""
     assert_close(weights(data), weights(divided))

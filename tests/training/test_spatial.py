@@ -205,6 +205,7 @@ def test_a_network_that_cannot_be_split_is_refused(folder: Path, options: tuple[
     assert not (folder / "unknown").exists()
 
 
+@pytest.mark.check
 def test_each_rank_decodes_its_own_samples(folder: Path, alone: Path) -> None:
     """Not those of the place: half of the work each."""
     run = folder / f"run-2-{len(SPATIAL)}"

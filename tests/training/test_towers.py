@@ -88,6 +88,7 @@ def shared(folder: Path) -> Path:
     return train(folder, "shared", "--procs", "2", TOWERS)
 
 
+@pytest.mark.check
 def test_two_processes_have_the_weights_of_one(alone: Path, shared: Path) -> None:
     """Bit for bit, over the whole run: with batch norm, mixup, EMA and evaluations."""
     assert all(torch.equal(value, weights(shared)[name]) for name, value in weights(alone).items())

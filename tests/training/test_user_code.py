@@ -331,6 +331,16 @@ def images_for_a_list(folder: Path, count: int = 60) -> list[tuple[str, int, int
     return found
 
 
+def pack_a_list(folder: Path, several: bool) -> None:
+    """Packs images with the labels left and right, or with two numbers, as digits.packed; half for the evaluation."""
+    lines = ["path,labels" if several else "path,value_left,value_right"]
+    for name, left, right in images_for_a_list(folder):
+        on = [text for text, number in (("left", left), ("right", right)) if number > 1]
+        lines.append(f"{name},{';'.join(on)}" if several else f"{name},{left},{right}")
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
+    headway("pack", folder / "labels.csv", folder / "digits.packed", "--split", "0.5")
+
+
 def test_several_labels(tmp_path: Path) -> None:
     rows = images_for_a_list(tmp_path)
     lines = ["path,labels"]

@@ -6,7 +6,7 @@ import html
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -19,20 +19,18 @@ from headway.core.errors import UsageError
 from headway.core.interface import use_python_names
 from headway.core.run_folder import RunFolder
 from headway.core.user_code import GIVEN, give_objects
-from headway.setup.train_setup import TrainSetup
-from headway.training import runs
-from headway.training.predict import ImageSource, check_top, list_image_files
-from headway.training.predict import predict as predict_rows
+from headway.data.image_files import ImageSource, list_image_files
+from headway.export.predictor import Predictor, TrainedPredictor, open_predictor
 
 
 @final
 class Run:
     """A run folder: what `headway.train` returns, or `headway.Run("runs/photos")` opens.
 
-    An ensemble predicts and is evaluated as a run. It has no recipe, network and series of its own.
+    An ensemble and an export predict and are evaluated as a run. They have no recipe, network and series of their own.
 
     Args:
-        folder: the run folder, or the folder of an ensemble.
+        folder: the run folder, or the folder of an ensemble or an export.
         model: the network, if the run was given one by a Python program; its weights are replaced by the best ones.
 
     Attributes:
@@ -40,11 +38,13 @@ class Run:
 
     Raises:
         UsageError: there is no such run.
+        HeadwayError: a file of an export is not the one that was written.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, model: torch.nn.Module | None = None) -> None:
-        self._run, self._model = RunFolder.open_trained(Path(folder)), model
-        self.folder = self._run.folder
+        self.folder = Path(folder)
+        self._run = RunFolder(self.folder)
+        self._predictor: Predictor = open_predictor(self.folder, partial(_give_network, self._run, model))
 
     def __repr__(self) -> str:
         best = self.summary.get("best") or {}
@@ -62,6 +62,8 @@ class Run:
 
     def _describe_state(self) -> str:
         summary = self.summary
+        if not isinstance(self._predictor, TrainedPredictor):
+            return "export"
         if not summary:
             return self._run.describe_origin() or "not ended yet"
         state = "finished" if summary.get("finished") else "stopped"
@@ -86,7 +88,7 @@ class Run:
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, or of the labels or numbers."""
-        return tuple(self._run.read_provenance(target=dict)["target"]["classes"])
+        return self._predictor.classes
 
     @property
     def metrics(self) -> dict[str, NDArray[np.float64]]:
@@ -105,26 +107,15 @@ class Run:
         # A value that a record lacks is NaN, so that all series of a kind have one length.
         return {name: np.array([record.get(name, np.nan) for record in records], np.float64) for name in names}
 
-    @cached_property
-    def _setup(self) -> TrainSetup:
-        with self._give_network():
-            setup = runs.load_trained(self._run)
-        setup.model.eval()
-        return setup
-
-    def _give_network(self) -> AbstractContextManager[None]:
-        """Lets the run's factory return its network, inside the block."""
-        if self._run.ensemble_path.exists():
-            return nullcontext()
-        # A run that was given a network names it by a path that only this block can resolve.
-        factory, model = str(self.recipe["model"]["factory"]), self._model
-        return give_objects({} if model is None or not factory.startswith(GIVEN) else {factory: lambda: model})
-
-    def _expect_single(self) -> None:
-        """Raises UsageError if this is an ensemble."""
+    def _expect_single(self) -> TrainedPredictor:
+        """Returns the predictor of the run. Raises UsageError if this is an ensemble or an export."""
+        if not isinstance(self._predictor, TrainedPredictor):
+            what, fix = "an export has no recipe and no network of PyTorch", "Open the run that it was made of."
+            raise UsageError(what, where=str(self.folder), fix=fix)
         if self._run.ensemble_path.exists():
             what, fix = "an ensemble has several networks and recipes", "Open one of its members: headway.Run(MEMBER)."
             raise UsageError(what, where=str(self.folder), fix=fix)
+        return self._predictor
 
     def load_model(self) -> torch.nn.Module:
         """Returns the network with the best weights, in evaluation mode, on the run's device.
@@ -135,35 +126,32 @@ class Run:
             UsageError: the run has no weights yet, or is an ensemble. RecipeError: it was given its network, and `Run`
                 was not.
         """
-        self._expect_single()
-        return self._setup.model
+        return self._expect_single().setup.model
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
         """Normalises uint8 images [b, H, W, C] as in training; returns float [b, C, H, W] on the run's device."""
-        self._expect_single()
-        return self._setup.augment.normalise(images.to(self._setup.device))
+        setup = self._expect_single().setup
+        return setup.augment.normalise(images.to(setup.device))
 
     @use_python_names()
     def predict(self, images: Any, *, batch: int = 64, top: int | None = None) -> list[dict[str, Any]]:
         """Predicts images with the best weights; returns one row an image, with the columns of `headway predict`.
 
         Args:
-            images: one image or several: paths of files or folders, PIL images, or uint8 arrays or tensors [H, W, C] or
-                [H, W]. Any size: they are resized and cropped as in an evaluation.
+            images: one image or several: paths of files or folders, the bytes of a file, PIL images, or uint8 arrays or
+                tensors [H, W, C] or [H, W]. Any size: they are resized and cropped as in an evaluation.
             top: number of best classes, each with its probability, in place of the task's columns.
 
         Raises:
             DataError: an image cannot be read. UsageError: it is none of these, or there are fewer classes than `top`.
         """
-        check_top(self._setup, top)
-        return list(predict_rows(self._setup, list(_list_sources(images)), batch, top=top))
+        self._predictor.check_top(top)
+        return list(self._predictor.predict(list(_list_sources(images)), batch, top=top))
 
     @use_python_names()
     def evaluate(self, data: str | os.PathLike[str] | None = None) -> dict[str, float]:
         """Evaluates the best weights on the run's evaluation set, or on another packed folder; returns the metrics."""
-        # It builds the network anew, so the factory must be found here too.
-        with self._give_network():
-            return runs.evaluate(self.folder, None if data is None else str(data))
+        return self._predictor.evaluate(None if data is None else str(data))
 
     def report(self) -> Path:
         """Writes report.html into the run folder, and returns its path."""
@@ -173,13 +161,22 @@ class Run:
         return write_report(self.folder)
 
 
+def _give_network(run: RunFolder, model: torch.nn.Module | None) -> AbstractContextManager[None]:
+    """Lets the factory of a run return the network that a program gave it, inside the block."""
+    if model is None or run.ensemble_path.exists():
+        return nullcontext()
+    # Its recipe names the network by a path that only this block can resolve.
+    factory = str(run.read_recipe_tree()["model"]["factory"])
+    return give_objects({factory: lambda: model} if factory.startswith(GIVEN) else {})
+
+
 def _list_sources(images: Any) -> Iterable[ImageSource]:
     """Yields the single images of an argument of `Run.predict`."""
     # First, because a text is a sequence of its letters.
     if isinstance(images, str | os.PathLike):
         yield from list_image_files([Path(images)])
     # Four dimensions are a batch. Fewer are one image, however many channels it has.
-    elif isinstance(images, Image.Image) or (isinstance(images, np.ndarray | torch.Tensor) and images.ndim < 4):
+    elif isinstance(images, Image.Image | bytes) or (isinstance(images, np.ndarray | torch.Tensor) and images.ndim < 4):
         yield images
     elif isinstance(images, np.ndarray | torch.Tensor | Sequence):
         for image in images:

@@ -14,8 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli import ensemble, examine, many, planning, study, training
-from headway.cli.screen import LOG, Json, Overrides, can_print, print_result
+from headway.cli import (
+    dataset,
+    ensemble,
+    examine,
+    export,
+    index,
+    interchange,
+    loop,
+    many,
+    mine,
+    planning,
+    serve,
+    serve_data,
+    study,
+    training,
+)
+from headway.cli.help import VerbWithGroups
+from headway.cli.screen import LOG, Json, Overrides, Target, can_print, print_result
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
 from headway.core.messages import show_messages
@@ -236,19 +252,21 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
 
 
 app.command()(training.train)
-app.command()(many.sweep)
+app.command(cls=VerbWithGroups)(many.sweep)
 
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder, or an ensemble.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, an ensemble, or an export.")],
     data: Annotated[str | None, typer.Option(help="Packed folder. Default: the run's evaluation set.")] = None,
+    target: Target = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate the best weights of a run."""
-    from headway.training import runs
+    from headway.export.predictor import open_predictor
 
-    metrics = runs.evaluate(run, data)
+    with open_predictor(run, target=target) as predictor:
+        metrics = predictor.evaluate(data)
     # Numbers of samples are not metrics; the text names them at its end.
     text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if "samples" not in name)
     print_result(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
@@ -256,22 +274,22 @@ def evaluate(
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="A run folder, or an ensemble.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, an ensemble, or an export.")],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     out: Annotated[
         Path | None, typer.Option(help="File to write, .csv or .jsonl. Default: CSV on standard output.")
     ] = None,
     top: Annotated[
-        int | None, typer.Option(min=1, help="Write so many of the best classes, each with its probability.")
+        int | None, typer.Option(min=1, help="Number of best classes to write, each with its probability.")
     ] = None,
+    target: Target = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad images and name them.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSONL instead of CSV.")] = False,
 ) -> None:
     """Predict image files with the best weights of a run."""
-    from headway.core.run_folder import RunFolder
-    from headway.training import runs
-    from headway.training.predict import check_top, list_image_files, write_rows
-    from headway.training.predict import predict as predict_rows
+    from headway.data.image_files import list_image_files
+    from headway.export.predictor import open_predictor
+    from headway.training.prediction_rows import write_rows
 
     expect_writable(out)
     # Listed before the network is loaded: a wrong path is then refused at once.
@@ -283,11 +301,11 @@ def predict(
             raise error
         LOG.warning(f"Left out {error.where}: {error.what}.")
 
-    # A generator: rows are printed while others are computed, so `| head` can end the verb early.
-    setup = runs.load_trained(RunFolder.open_trained(run))
-    check_top(setup, top)
-    rows = predict_rows(setup, files, top=top, on_bad=report_bad_image)
-    written = write_rows(rows, out, as_json)
+    with open_predictor(run, target=target) as predictor:
+        predictor.check_top(top)
+        # A generator: rows are printed while others are computed, so `| head` can end the verb early.
+        rows = predictor.predict(files, top=top, on_bad=report_bad_image)
+        written = write_rows(rows, out, as_json)
     if written < len(files):
         LOG.warning(f"Left out {len(files) - written:,} of {len(files):,} files.")
     if out is not None:
@@ -342,12 +360,24 @@ def report(
 
 
 app.command()(ensemble.ensemble)
+app.command()(export.export)
+app.command()(serve.serve)
+app.command()(serve_data.serve_data)
+app.command()(serve_data.data_token)
+app.add_typer(dataset.app, name="dataset")
+app.add_typer(interchange.app, name="annotations")
+app.command()(interchange.croissant)
+app.command()(interchange.lineage)
+app.command()(index.index)
+app.command(cls=VerbWithGroups)(index.runs)
+app.command(cls=VerbWithGroups)(mine.mine)
+app.command()(loop.loop)
 app.command()(study.landscape)
 app.command()(study.assess)
 app.command()(study.replay)
 app.command()(examine.doctor)
 app.command()(examine.tune)
-app.command()(planning.plan)
+app.command(cls=VerbWithGroups)(planning.plan)
 
 
 @app.command()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -20,51 +21,69 @@ OWNERS = {"wait": "--join", "batches": "--lr", "optimizers": "--lr"}
 """Options that neither a new sweep nor one that is continued takes, and the option that they belong to."""
 
 
+def _option(heading: str, help_text: str, *names: str, **looks: Any) -> Any:
+    """Declares an option under a heading of the help."""
+    return typer.Option(*names, help=help_text, rich_help_panel=heading, **looks)
+
+
+_new = partial(_option, "A new sweep: headway sweep RECIPE --space SPACE.yaml --budget 8")
+_places = partial(_option, "Where a new sweep trains")
+_again = partial(_option, "A sweep that was begun")
+_rates = partial(_option, "Learning rates: headway sweep RECIPE --lr")
+
+
 # Typer reads the options from the signature.
 def sweep(
     context: typer.Context,
-    recipe: Annotated[Path | None, typer.Argument(help="A YAML recipe.")] = None,
+    recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE", help="A YAML recipe.")] = None,
     overrides: Overrides = None,
-    space: Annotated[Path | None, typer.Option(help="YAML file of what the trials differ in.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Most work, in full trainings, for example 8.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to create. Default: sweeps/NAME.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Continue the sweep in this folder.")] = None,
+    space: Annotated[Path | None, _new("What the trials differ in. Required.", metavar="SPACE.yaml")] = None,
+    budget: Annotated[
+        str | None, _new("Most work, in full trainings, for example 8. Required.", metavar="TRAININGS")
+    ] = None,
+    out: Annotated[Path | None, _new("Folder to create. Default: sweeps/NAME.", metavar="FOLDER")] = None,
     method: Annotated[
-        str, typer.Option(help="Which trials go on: random (all), halving, hyperband, asha or pbt.")
+        str,
+        _new("Which trials go on: random (all), halving, hyperband, asha or pbt.", metavar="METHOD"),
     ] = "halving",
-    eta: Annotated[int, typer.Option(help="One trial of so many goes on from a rung.")] = 3,
+    eta: Annotated[int, _new("One trial of so many goes on from a rung.", metavar="N")] = 3,
     smallest: Annotated[
-        str, typer.Option(help="Fraction of a training after which trials are first compared.")
+        str, _new("Fraction of a training after which trials are first compared.", metavar="FRACTION")
     ] = "1/27",
-    max_trials: Annotated[int | None, typer.Option(min=1, help="Most trials.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the trials' values.")] = 0,
-    slots: Annotated[
-        int | None,
-        typer.Option(min=0, help="Processes that train at once here. Default: one for each GPU, else core."),
-    ] = None,
-    hosts: Annotated[
-        str | None, typer.Option(help="Machines to train on by ssh, with their numbers of processes: a:4,b:4.")
-    ] = None,
-    joinable: Annotated[bool, typer.Option("--joinable", help="Let workers on other machines join.")] = False,
-    join: Annotated[
-        Path | None, typer.Option(help="Train for the sweep in this folder, which runs on another machine.")
-    ] = None,
-    wait: Annotated[float, typer.Option(min=0, help="With --join: seconds to wait for the sweep.")] = 600.0,
-    lease: Annotated[
-        float, typer.Option(min=0.5, help="Seconds of silence after which a worker on another machine is lost.")
-    ] = 30.0,
-    together: Annotated[int, typer.Option(min=1, help="Most trials that take turns in one process.")] = 16,
-    seeds: Annotated[int, typer.Option(min=0, help="Trainings of the winner with new seeds.")] = 3,
+    max_trials: Annotated[int | None, _new("Most trials.", min=1, metavar="N")] = None,
+    seed: Annotated[int, _new("Seed of the trials' values.", min=0, metavar="N")] = 0,
+    seeds: Annotated[int, _new("Trainings of the winner with new seeds.", min=0, metavar="N")] = 3,
+    together: Annotated[int, _new("Most trials that take turns in one process.", min=1, metavar="N")] = 16,
     fuse: Annotated[
         Literal["off", "auto"],
-        typer.Option(help="auto: trials take forward and backward together, where a measurement says that it pays."),
+        _new("auto: trials take forward and backward together, where a measurement says that it pays."),
     ] = "off",
-    lr: Annotated[bool, typer.Option("--lr", help="Find the learning rate. Needs neither space nor budget.")] = False,
+    slots: Annotated[
+        int | None,
+        _places(
+            "Processes that train at once here; with --join and --lr too. Default: one for each GPU, else core.",
+            min=0,
+            metavar="N",
+        ),
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        _places("Machines to train on by ssh, with their numbers of processes.", metavar="A:4,B:4"),
+    ] = None,
+    joinable: Annotated[bool, _places("Let workers on other machines join.", "--joinable")] = False,
+    lease: Annotated[
+        float,
+        _places("Seconds of silence after which a worker on another machine is lost.", min=0.5, metavar="SECONDS"),
+    ] = 30.0,
+    resume: Annotated[Path | None, _again("Continue it. With --lr, a search for rates.", metavar="SWEEP")] = None,
+    join: Annotated[Path | None, _again("Train for it: it runs on another machine.", metavar="SWEEP")] = None,
+    wait: Annotated[float, _again("With --join: seconds to wait for the sweep.", min=0, metavar="SECONDS")] = 600.0,
+    lr: Annotated[bool, _rates("Find the learning rate. Needs neither space nor budget.", "--lr")] = False,
     batches: Annotated[
-        str | None, typer.Option(help="With --lr: batches, for example 64,256,1024. Default: the recipe's.")
+        str | None, _rates("Batches, for example 64,256,1024. Default: the recipe's.", metavar="N,N")
     ] = None,
     optimizers: Annotated[
-        str | None, typer.Option(help="With --lr: optimizers, for example sgd,lars. Default: the recipe's.")
+        str | None, _rates("Optimizers, for example sgd,lars. Default: the recipe's.", metavar="NAME,NAME")
     ] = None,
     as_json: Json = False,
 ) -> None:

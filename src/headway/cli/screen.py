@@ -15,6 +15,7 @@ LOG = logging.getLogger("headway.cli")
 
 # The option of every verb with a result, and the argument of every verb that takes a recipe.
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+Target = Annotated[str | None, typer.Option(help="Target of an export: onnx, int8, openvino... Default: onnx.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="key=value", help="Override recipe values, for example `batch=128`.")
 ]

@@ -6,6 +6,8 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -142,19 +144,39 @@ def expect_empty_folder(folder: Path, option: str, unfinished: tuple[str, ...] =
             raise UsageError("this folder is not empty", where=str(folder), fix=fix)
 
 
-def write_atomically(path: Path, data: bytes | str) -> None:
+def write_atomically(path: Path, data: bytes | str, *, mode: int | None = None) -> None:
     """Writes a temporary file (text as UTF-8), syncs it to disk, and renames it to `path`.
 
     Several threads, processes or hosts may write the same file at once: one of them wins.
 
+    Args:
+        mode: permissions of the file, such as 0o600; None: those of every new file.
+
     Raises:
         OSError: writing failed. The previous file stays, and the temporary file is removed.
+    """
+    with open_atomically(path, mode=mode) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def open_atomically(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
+    """Opens a temporary file for writing. At the end of the block it is synced to disk, and renamed to `path`.
+
+    If the block fails, the previous file stays, and the temporary file is removed. `mode` and errors are those of
+    `write_atomically`.
     """
     # In the same folder, because a rename is atomic only within a file system. The random ending keeps several writers
     # apart.
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        write_and_sync(aside, data)
+        if mode is not None:
+            # Before the content: nobody else reads it in between.
+            os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        with aside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(aside, path)
     except BaseException:
         # After Ctrl-C too.

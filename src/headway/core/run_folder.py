@@ -33,7 +33,7 @@ from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import describe_os_error, expect_empty_folder, open_regular, read_text, write_atomically
 from headway.core.interface import choose_wording
 from headway.core.path_suggestions import suggest_path
-from headway.core.recipe_yaml import parse_recipe
+from headway.core.recipe_yaml import parse_recipe_tree
 from headway.core.untrusted_json import JsonError, describe_kind, is_whole_number, parse_object
 
 # One sample of ids.bin: position, requested id, served id, as little-endian int64.
@@ -272,8 +272,7 @@ class RunFolder:
 
     def read_recipe_tree(self) -> dict[str, Any]:
         """Returns the tree of the resolved recipe. Raises HeadwayError if it cannot be read or parsed."""
-        tree, _ = parse_recipe(self.read_recipe_text(), str(self.recipe_path))
-        return tree
+        return parse_recipe_tree(self.read_recipe_text(), str(self.recipe_path))
 
     def read_summary(self) -> dict[str, Any]:
         """Returns summary.json; empty before the run has ended or stopped."""
@@ -381,7 +380,7 @@ def collect_provenance(origins: Mapping[str, str], base: Path, **more: Any) -> d
         "host": {
             "name": platform.node(),
             "system": platform.platform(),
-            "processor": _read_processor_name(),
+            "processor": read_processor_name(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         },
@@ -391,7 +390,7 @@ def collect_provenance(origins: Mapping[str, str], base: Path, **more: Any) -> d
     }
 
 
-def _read_processor_name() -> str:
+def read_processor_name() -> str:
     # ARM processors have no "model name" there.
     with open("/proc/cpuinfo") as file:
         models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

@@ -38,6 +38,30 @@ def compute_interval(values: Sequence[float]) -> tuple[float, float]:
     return mean, compute_student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
+def compute_share_difference(a: tuple[int, int], b: tuple[int, int]) -> tuple[float, float, float]:
+    """Returns (difference, low, high) of two shares with its 95 % interval, from independent samples of any size.
+
+    Source: Newcombe 1998, "Interval estimation for the difference between independent proportions", method 10, from
+    the intervals of Wilson 1927.
+
+    Args:
+        a, b: (count, total), a total of 1 or more; the difference is that of `a` less that of `b`.
+    """
+    (p, p_low, p_high), (q, q_low, q_high) = _compute_wilson_interval(*a), _compute_wilson_interval(*b)
+    low = p - q - math.hypot(p - p_low, q_high - q)
+    high = p - q + math.hypot(p_high - p, q - q_low)
+    return p - q, low, high
+
+
+def _compute_wilson_interval(count: int, total: int) -> tuple[float, float, float]:
+    """Returns (share, low, high) with the 95 % interval of the share."""
+    z, share = 1.959964, count / total
+    middle = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    # Rounding may leave the ends a little outside of what is possible, or inside of the share.
+    return share, min(max(middle - half, 0.0), share), max(min(middle + half, 1.0), share)
+
+
 def compute_rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
     """Returns Spearman's rank correlation of pairs, from -1 to 1; equal values share the mean of their ranks.
 

@@ -1,4 +1,4 @@
-"""Counts, bytes and tables as plain text."""
+"""Counts, bytes, times and tables as plain text."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 
 def pluralise(number: int, name: str) -> str:
-    """Returns a count with its noun: `1 rack`, `2 racks`, `3 switches`, `4 processes`."""
-    return f"{number:,} {name}{'' if number == 1 else 'es' if name.endswith(('ch', 'ss')) else 's'}"
+    """Returns a count with its noun: `1 rack`, `2 racks`, `3 switches`, `4 processes`, `5 boxes`."""
+    return f"{number:,} {name}{'' if number == 1 else 'es' if name.endswith(('ch', 'ss', 'x')) else 's'}"
 
 
 def format_bytes(nbytes: float, digits: int = 3) -> str:
@@ -30,6 +30,14 @@ def format_count(number: float) -> str:
         if number >= unit * 0.9995:
             return f"{number / unit:,.3g} {name}" if number < 1e3 * unit else f"{number / unit:,.0f} {name}"
     return f"{number:,.0f}"
+
+
+def format_duration(seconds: float) -> str:
+    """Formats seconds as `8.1s`, `3m07s` or `2h05m`."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
 def align_table(rows: Sequence[Sequence[str]], *, left: int = 0) -> list[str]:

@@ -134,7 +134,7 @@ class WorkloadUpdate(JsonRecord):
     state_bytes: int = Field(ge=0)
     passes: float = Field(ge=0)
     """Memory traffic of a step in multiples of the trained weights' bytes, read or written, without the matrix products
-    of `muon`."""
+    of `muon` and `soap`."""
     beside_bytes: int = Field(default=0, ge=0)
     """Other device memory that does not depend on the batch: fp32 masters and their gradients, the network's buffers,
     averaged weights, and the observer's memory in a logging step."""

@@ -12,7 +12,7 @@ import math
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,6 +79,9 @@ class Shard:
     """Path relative to the data set's folder."""
     size: int
     """Size in bytes."""
+    pack_id: int | None = None
+    """Number that is stored in this shard, if it came from another pack; None: `DatasetDescription.pack_id`. Versions
+    of a store share shards of many packs, whose records keep the numbers and labels of those."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +89,8 @@ class DatasetDescription:
     """Facts about a whole data set, stored as metadata of the columns file."""
 
     pack_id: int
-    """64-bit number that is stored in every shard too, so that shards of two packs cannot be mixed."""
+    """64-bit number that is stored in every shard too, so that shards of two packs cannot be mixed; a shard with a
+    number of its own (`Shard.pack_id`) has that one."""
     fingerprint: str
     """SHA-256 of the columns in hexadecimal; see `compute_fingerprint`."""
     format: str
@@ -113,9 +117,14 @@ class DatasetDescription:
 
     def to_metadata(self) -> dict[str, str]:
         """Returns the metadata of the columns file, as `from_metadata` reads it."""
-        fields = asdict(self)
+        # Not `asdict`, which copies each class and count.
+        fields = {**vars(self), "shards": [dict(vars(shard)) for shard in self.shards]}
         # The name that the file has had from the beginning.
         fields["parts"] = fields.pop("sets")
+        # Shards of a pack have its number; only those of a store have their own.
+        for shard in fields["shards"]:
+            if shard["pack_id"] is None:
+                del shard["pack_id"]
         # Few packs have gaps; the files of the others stay as they are.
         if not self.record_gaps:
             del fields["record_gaps"]
@@ -133,7 +142,7 @@ class DatasetDescription:
         if len(fields.get("record_gaps", ())) not in (0, len(fields["shards"])):
             raise JsonError("it has more or fewer record_gaps than shards")
         # JSON has no tuples.
-        fields["shards"] = tuple(Shard(name=shard["name"], size=shard["size"]) for shard in fields["shards"])
+        fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])
         fields["sets"] = fields.pop("parts", ())
         for name in ("classes", "class_counts", "sets", "record_gaps"):
             fields[name] = tuple(fields.get(name, ()))
@@ -141,13 +150,18 @@ class DatasetDescription:
         return DatasetDescription(**fields)
 
 
+def _is_pack_id(value: Any) -> bool:
+    return is_whole_number(value, 0, (1 << 64) - 1)
+
+
 def _is_shard(value: Any) -> bool:
     return (
         isinstance(value, dict)
-        and value.keys() == {"name", "size"}
+        and {"name", "size"} <= value.keys() <= {"name", "size", "pack_id"}
         and isinstance(value["name"], str)
         and "\0" not in value["name"]
         and is_whole_number(value["size"], 0, MAX_SHARD_BYTES)
+        and ("pack_id" not in value or _is_pack_id(value["pack_id"]))
     )
 
 
@@ -158,7 +172,7 @@ def _is_list_of(value: Any, element_type: type) -> bool:
 
 _ENTRIES: Checks = {
     "shards": (lambda value: isinstance(value, list) and all(map(_is_shard, value)), "a list of names and sizes"),
-    "pack_id": (lambda value: is_whole_number(value, 0, (1 << 64) - 1), "a number of 64 bits"),
+    "pack_id": (_is_pack_id, "a number of 64 bits"),
     "fingerprint": (is_sha256, "64 hexadecimal digits"),
     "format": (is_text, "a text"),
     "mode": (is_text, "a text"),

@@ -80,10 +80,10 @@ class DataRecipe(RecipePart):
     """The data sets and their loading. `data: synthetic` is short for `data: {train: synthetic}`."""
 
     train: str
-    """Training set: a packed folder, relative to the recipe; any other path or address that `headway.open` opens; or
-    `synthetic`."""
+    """Training set: a packed folder, relative to the recipe; a version in a store, such as `store:cars@v3`; any other
+    path or address that `headway.open` opens; or `synthetic`."""
     eval: str | None = None
-    """Evaluation set, with the same classes."""
+    """Evaluation set, with the same classes. `store:cars@v3` is the split `eval` of that version."""
     synthetic: SyntheticRecipe | None = None
     """Sizes of the random data of `train: synthetic`."""
     size: int | tuple[int, int] | None = None

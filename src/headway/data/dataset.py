@@ -83,6 +83,11 @@ class Dataset:
         return len(self.label)
 
     @property
+    def columns(self) -> Mapping[str, NDArray[Any]]:
+        """All columns by name; a version in a store also has `sample_id`, uint8 [n, 32]."""
+        return self._columns
+
+    @property
     def pixel_bytes(self) -> int | None:
         """Bytes of all decoded images; None if their sizes differ."""
         size = self.description.common_size

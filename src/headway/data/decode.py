@@ -6,6 +6,7 @@ touched.
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from headway.data import native
 from headway.data.decode_request import DecodeRequest, GatherRequest
 from headway.data.mapping import check_mappings as check_mapped
 from headway.data.reference import DecodeStats, DecodeStatus, RecordKind, copy_raw_image, decode_record, read_mirrors
+
+LOG = logging.getLogger("headway.data")
 
 Backend = Literal["auto", "native", "pillow"]
 
@@ -205,6 +208,14 @@ def resolve_backend(backend: Backend = "auto") -> Literal["native", "pillow"]:
     if backend == "auto":
         return "native" if native.is_available() else "pillow"
     return backend
+
+
+def choose_available_backend(backend: Backend) -> Backend:
+    """Returns the backend that a run was trained with, or `pillow` with a warning if the native core is not here."""
+    if backend != "native" or native.is_available():
+        return backend
+    LOG.warning("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
+    return "pillow"
 
 
 def build_decoder(threads: int | None = None, backend: Backend = "auto", *, pin: bool = False) -> Decoder:

@@ -87,10 +87,13 @@ def map_file(file: BinaryIO, path: Path) -> memoryview:
 
 
 def _unregister(ticket: int) -> None:
+    # Forgotten first, and unmapped at the end: once the native core has the ticket back, another thread may get it for
+    # a file that it maps, which must not be forgotten in this one's place.
+    file = _mapped_files.pop(ticket, None)
+    _truncated_tickets.discard(ticket)
     if native.is_available():
         native.unguard_file(ticket)
-    _truncated_tickets.discard(ticket)
-    _mapped_files.pop(ticket, None)
+    del file
 
 
 def get_addresses(arrays: Iterable[NDArray[Any]]) -> UInt64:

@@ -174,6 +174,14 @@ def read_jpeg_header(data: bytes | memoryview | Bytes) -> JpegInfo:
     return JpegInfo(**values | {"progressive": bool(info.progressive)})
 
 
+def read_jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """Returns (width, height) from the header of a JPEG, or None if the core cannot read it; see `read_jpeg_header`."""
+    info = _Info()
+    if _require_library().hw_probe(data, len(data), info):
+        return None
+    return info.width, info.height
+
+
 @final
 class SeekableJpeg(NamedTuple):
     """A JPEG made seekable."""

@@ -26,6 +26,7 @@ from headway.data.formats.pack_source import (
     is_image,
     list_entries,
 )
+from headway.data.store_address import StoreAddress, is_store_address
 from headway.data.tiers.remote_dataset import open_remote
 from headway.data.unjoined import expect_joined
 from headway.storage.addresses import is_url
@@ -39,9 +40,10 @@ def open(
 ) -> Dataset:
     """Opens a data set: a pack, or foreign data, which are scanned the first time.
 
-    A pack opens in the same time whatever its size. It may lie at a URL such as `s3://bucket/imagenet/train`;
-    foreign data must be on this machine. The scan reads all foreign data once for sizes and checksums, and keeps its
-    columns beside the data (see `foreign`), so the next opening is as fast as a pack's. Foreign data are
+    A pack opens in the same time whatever its size. It may lie at a URL such as `s3://bucket/imagenet/train`, or be a
+    version in a store, such as `store:cars@v3/train`. Foreign data must be on this machine. The scan reads all of them
+    once for sizes and checksums, and keeps its columns beside the data (see `foreign`), so the next opening is as fast
+    as a pack's. Foreign data are
 
     - a folder of images, CLASS/NAME.jpg, or a CSV or JSONL file that lists them;
     - RecordIO (`.rec`) and tar in the WebDataset layout: a file, a folder of shards, or a pattern such as
@@ -62,6 +64,8 @@ def open(
         DataError: columns, shards or foreign data are damaged, missing, or from different packs.
     """
     text = os.fspath(uri).removeprefix("file://")
+    if is_store_address(text):
+        text = str(StoreAddress.parse(text).resolve_split())
     if is_url(text):
         return open_remote(text)
     root = Path(text)
@@ -97,7 +101,7 @@ def check_shard(path: Path, shard: Shard, description: DatasetDescription) -> No
     if not stat.S_ISREG(status.st_mode):
         raise DataError("this shard is not a regular file", where=str(path), fix=fix)
     read_pack_id = recordio.read_pack_id if description.format == "recordio" else trailer.read_pack_id
-    if read_pack_id(path) != description.pack_id:
+    if read_pack_id(path) != (description.pack_id if shard.pack_id is None else shard.pack_id):
         fix = "Keep the files of one pack together, or pack again."
         raise DataError("this shard belongs to another pack", where=str(path), fix=fix)
     if status.st_size != shard.size:

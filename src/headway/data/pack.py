@@ -29,6 +29,7 @@ from headway.data.pack_set import SetResult, pack_set, use_strict_pillow
 from headway.data.reference import GRAY_MODES
 from headway.data.set_warnings import NO_EVALUATION, describe_shared_images, list_class_warnings
 from headway.data.staging import clear_leftovers, stage_folder
+from headway.data.store_address import StoreAddress, is_store_address
 from headway.storage.addresses import is_url, parse_local_path, redact_url
 
 SKIPPED_FILE = "skipped.txt"
@@ -91,7 +92,8 @@ def pack(  # noqa: PLR0913
 ) -> PackResult:
     """Packs `src` (see `open_split`) into the folder `dst`, or its two sets into `dst`/train and `dst`/eval.
 
-    `src` may be the URL of one pack, such as http://host/photos/train; `dst` must be on this machine.
+    `src` may be the URL of one pack, such as http://host/photos/train, or a version in a store, such as
+    store:cars@v3; `dst` must be on this machine.
 
     Every image is decoded, and bad ones are named. `dst` appears only when all of it is on the disk: a pack that is
     killed leaves nothing that opens, and the next pack to `dst` removes its leftovers. Samples are stored in the order
@@ -127,9 +129,12 @@ def pack(  # noqa: PLR0913
     """
     start_time = time.perf_counter()
     dst = parse_local_path(dst, "Pack to a local folder, then copy it there.").resolve()
-    src = src if is_url(src) else parse_local_path(src, "")
     # A password in a URL must not reach the columns file.
     source_name = redact_url(os.fspath(src))
+    if is_store_address(src):
+        address = StoreAddress.parse(os.fspath(src))
+        src = address.resolve_split() if address.split else address.resolve()
+    src = src if is_url(src) else parse_local_path(src, "")
     # All arguments are checked before the first file is written.
     _check_numbers(split, threads, shard_bytes)
     requested_mode = PackMode.parse(mode) if mode is not None else None

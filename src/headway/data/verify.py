@@ -20,15 +20,18 @@ from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import DataError, UsageError
 from headway.core.path_suggestions import suggest_path
 from headway.core.printable import escape_controls
-from headway.data.columns import COLUMNS_FILE, FLAG_SPLIT, Shard, compute_fingerprint, decode_name, load_columns
+from headway.data.columns import COLUMNS_FILE, FLAG_SPLIT, Shard, decode_name, load_columns
 from headway.data.formats import recordio, trailer
 from headway.data.formats.byte_ranges import map_path
 from headway.data.formats.detect import PACK_FIX
+from headway.data.store_address import EVAL, MANIFEST_FILE, StoreAddress, is_store_address
 from headway.data.unjoined import expect_joined
+from headway.data.version_columns import compute_content_fingerprint
 from headway.storage.addresses import parse_local_path
 
 _CHUNK_RECORDS = 1024
 _SET_NAMES = ("", "train", "eval")
+_WRONG_CHECKSUM = "the image's checksum does not match"
 
 
 @final
@@ -69,16 +72,20 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] 
     A set without columns counts as damaged if its shards or its folder exist, or the other set names it.
 
     Args:
-        folder: a local path.
+        folder: a local path, or a version in a store such as `store:cars@v3`.
         progress: called with (samples done, samples in all).
 
     Raises:
         UsageError: the folder is not a packed data set, is a part of one, or is a URL.
         DataError: a columns file is too damaged to check anything with it.
     """
-    root = parse_local_path(folder, "Verify the folder before it is copied there, or a local copy.")
+    if is_store_address(folder):
+        address = StoreAddress.parse(os.fspath(folder))
+        root = address.resolve_split() if address.split else address.resolve()
+    else:
+        root = parse_local_path(folder, "Verify the folder before it is copied there, or a local copy.")
     # A split pack has a columns file in each set, an unsplit one in the folder itself.
-    checkers = [_PackChecker(root / name, name) for name in _SET_NAMES if (root / name / COLUMNS_FILE).is_file()]
+    checkers = [_PackChecker(root / name, name) for name in _list_sets(root)]
     if not checkers:
         expect_joined(root)
     damages = _find_missing_sets(root, checkers)
@@ -102,6 +109,16 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] 
                 if progress:
                     progress(num_done, num_total)
     return VerifyResult(samples={checker.set_name: checker.samples for checker in checkers}, damages=damages)
+
+
+def _list_sets(root: Path) -> list[str]:
+    """Returns the names of the sets in a packed folder, or of the splits of a version in a store."""
+    names = set(_SET_NAMES)
+    if (root / MANIFEST_FILE).is_file():
+        names.update(path.parent.name for path in root.glob(f"*/{COLUMNS_FILE}"))
+    return [
+        name for name in sorted(names, key=lambda name: (name == EVAL, name)) if (root / name / COLUMNS_FILE).is_file()
+    ]
 
 
 def _is_packed(folder: Path) -> bool:
@@ -140,7 +157,7 @@ class _PackChecker:
     def find_damaged_files(self) -> list[Damage]:
         """Checks the columns and each shard as a whole. Call it before `find_damaged_records`."""
         damages = []
-        if compute_fingerprint(self._columns) != self._description.fingerprint:
+        if compute_content_fingerprint(self._columns) != self._description.fingerprint:
             damages.append(
                 self._build_file_damage(COLUMNS_FILE, "a column is damaged (the fingerprint does not match)")
             )
@@ -169,7 +186,13 @@ class _PackChecker:
                 continue
             view = self._views[shard]
             gap = self._description.record_gaps[shard] if self._description.record_gaps else 0
-            reason = self._check_record(view, sample, gap, offset, crc, flags) if view is not None else ""
+            if view is None:
+                reason = ""
+            elif self._description.format != "recordio" or self._description.shards[shard].pack_id is not None:
+                # Records of a store keep the numbers and labels of the pack that they came with.
+                reason = self._check_image(view, sample, offset, crc, flags)
+            else:
+                reason = self._check_record(view, sample, gap, offset, crc, flags)
             if reason:
                 damages.append(self._build_damage(sample, self._description.shards[shard].name, offset, reason))
         return damages
@@ -185,22 +208,29 @@ class _PackChecker:
             pack_id = trailer.parse_pack_id(view)
             if pack_id is None and is_complete:
                 return view, "the end of the shard is damaged"
-        elif is_complete:
+        elif is_complete and shard.pack_id is None:
             # Each record contains the number of its pack, so the shard itself needs no check.
             return view, ""
         else:
             pack_id = _read_first_pack_id(view)
-        if pack_id not in (None, self._description.pack_id):
+        if pack_id not in (None, self._description.pack_id if shard.pack_id is None else shard.pack_id):
             return None, "the shard belongs to another pack"
         return view, "" if is_complete else f"the shard has {len(view):,} bytes and should have {shard.size:,}"
 
+    def _check_image(self, view: memoryview, sample: int, offset: int, crc: int, flags: int) -> str:
+        """Returns the damage of the bytes of an image; empty if they are intact."""
+        length = int(self._columns["length"][sample])
+        if flags & FLAG_SPLIT:
+            try:
+                return "" if crc32c(recordio.join_record(view, offset, length)) == crc else _WRONG_CHECKSUM
+            except DataError as error:
+                return error.what
+        if offset + length > len(view):
+            return "the file ends inside the image"
+        return "" if crc32c(view[offset : offset + length]) == crc else _WRONG_CHECKSUM
+
     def _check_record(self, view: memoryview, sample: int, gap: int, offset: int, crc: int, flags: int) -> str:
-        """Returns the damage of a record; empty if it is intact."""
-        if self._description.format != "recordio":
-            image_end = offset + int(self._columns["length"][sample])
-            if image_end > len(view):
-                return "the file ends inside the image"
-            return "" if crc32c(view[offset:image_end]) == crc else "the image's checksum does not match"
+        """Returns the damage of a RecordIO record; empty if it is intact."""
         label = self._columns["label"][sample]
         # A split record is addressed by its frame, any other by its image.
         start = offset if flags & FLAG_SPLIT else recordio.compute_record_start(offset, label.size if label.ndim else 0)
@@ -214,7 +244,7 @@ class _PackChecker:
         if record.id2 != self._description.pack_id:
             return "the record belongs to another pack"
         if len(record.image) != self._columns["length"][sample] or crc32c(record.image) != crc:
-            return "the image's checksum does not match"
+            return _WRONG_CHECKSUM
         if record.id != sample + gap or not np.array_equal(record.label, label.astype(np.float32)):
             return "the record's label or number differs from the columns"
         return ""

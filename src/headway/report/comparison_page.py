@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.files import write_atomically
+from headway.core.text_format import format_duration
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
 from headway.report.comparison import Comparison, compute_ratio
 from headway.report.run_report import format_metric
 from headway.report.step_anatomy import format_ms
-from headway.training.progress import format_duration
 
 SECTIONS = ("Result", "Time", "Training", "Differences")
 # Labels of the numbers that are not metrics.

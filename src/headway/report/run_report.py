@@ -12,7 +12,7 @@ from headway.core.profile import MOST_OTHER_LOAD
 from headway.core.recipe import flatten, format_value
 from headway.core.recipe_yaml import parse_recipe
 from headway.core.run_folder import RunFolder
-from headway.core.text_format import format_bytes, pluralise
+from headway.core.text_format import format_bytes, format_duration, pluralise
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
@@ -31,7 +31,6 @@ from headway.setup.metric_catalog import TOP
 from headway.setup.run_log import NON_METRIC_KEYS
 from headway.training.callback_context import SECTION
 from headway.training.evaluation_panels import write_panels
-from headway.training.progress import format_duration
 
 SHARES = frozenset({"exact", "precision", "recall", "f1", "micro_f1"})
 """Metrics that are shown in percent, beside accuracies."""

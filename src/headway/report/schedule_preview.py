@@ -14,6 +14,7 @@ from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.data.batch_plan import BatchPlan
 from headway.data.columns import COLUMNS_FILE, load_columns
 from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
+from headway.data.store_address import StoreAddress, is_store_address
 from headway.optim.batch_scaling import require_number
 from headway.optim.internal_schedule import InternalSchedule
 from headway.optim.schedule import Schedule, ScheduleTurn
@@ -185,6 +186,9 @@ def _count_samples(recipe: TrainRecipe, base: Path) -> int:
     uri = recipe.data.train
     if uri == SYNTHETIC:
         return (recipe.data.synthetic or SyntheticRecipe()).samples
+    if is_store_address(uri):
+        columns, _, _ = load_columns(StoreAddress.parse(uri, base=base).resolve_split() / COLUMNS_FILE)
+        return len(columns["label"])
     path = base / Path(uri).expanduser() / COLUMNS_FILE
     if "://" in uri or not path.is_file():
         fix = "Give the number of images: --samples 50000. Or pack the data set first."

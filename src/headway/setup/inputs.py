@@ -31,6 +31,7 @@ from headway.data.loader import Loader
 from headway.data.loader_spec import LoaderSpec
 from headway.data.order import Order
 from headway.data.resolution import compute_progressive_size, expand_size
+from headway.data.store_address import StoreAddress, is_store_address
 from headway.data.synthetic import SyntheticLoader
 from headway.data.tiers import Tier, choose_tier
 from headway.data.tiers.remote_dataset import RemoteShards
@@ -41,6 +42,7 @@ from headway.setup.input_wording import TIER_PHRASES, describe_decoding, get_tie
 from headway.setup.recipe import TrainRecipe
 from headway.setup.stand_in import build_stand_in
 from headway.setup.user_transforms import build_image_transform
+from headway.setup.versions import pin_versions
 
 LOG = logging.getLogger("headway.setup")
 
@@ -325,9 +327,11 @@ def open_dataset(base: Path, uri: str) -> data.Dataset:
 
     Args:
         base: folder of the recipe, to which a relative path refers.
-        uri: path or URL of the data set.
+        uri: path, URL or address in a store.
     """
     with SampleProgress(f"Scanning {uri}", "images", LOG) as progress:
+        if is_store_address(uri):
+            return opening.open(str(StoreAddress.parse(uri, base=base)))
         return opening.open(uri if "://" in uri else base / Path(uri).expanduser(), progress=progress)
 
 
@@ -361,6 +365,8 @@ def open_inputs(
     Raises:
         HeadwayError: the data cannot be used, or the recipe does not fit them.
     """
+    if opens_data:
+        loaded = pin_versions(loaded)
     recipe = loaded.recipe
     train = eval_set = synthetic = None
     if recipe.data.train == SYNTHETIC:

@@ -164,6 +164,9 @@ VALUE_SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "rmsprop": "rmsprop_sgd begins with RMSprop and ends with SGD.",
         "radam": "Adam with a warm-up comes near it: adamw with schedule.warmup_epochs.",
         "adagrad": "Adam normalises by the gradient's history too: adamw.",
+        **dict.fromkeys(
+            ("shampoo", "distributedshampoo", "kfac"), "soap is Adam in the eigenbasis of Shampoo's preconditioner."
+        ),
         "lion": "signum steps by the sign of a momentum too.",
         "dcasgd": "It is no optimizer, but asynchronous training that corrects for delay. Keep sgd, and write parallel:"
         " {strategy: async, compensate: constant}.",

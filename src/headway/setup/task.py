@@ -14,6 +14,12 @@ from torch.nn import functional as F
 from headway.core.errors import RecipeError
 from headway.data.columns import LabelKind
 from headway.data.dataset import Dataset
+from headway.setup.prediction_columns import (
+    make_class_columns,
+    make_label_columns,
+    make_number_columns,
+    name_numbers,
+)
 from headway.setup.set_metrics import SetMetric
 
 LABEL_PHRASES: dict[LabelKind, str] = {"class": "classes", "multi": "sets of names", "value": "numbers"}
@@ -22,6 +28,13 @@ LABEL_PHRASES: dict[LabelKind, str] = {"class": "classes", "multi": "sets of nam
 
 Activation = Literal["softmax", "sigmoid", "identity"]
 """From outputs to probabilities of classes (softmax) or of single labels (sigmoid), or to numbers (identity)."""
+
+
+def activate_outputs(activation: Activation | None, outputs: torch.Tensor) -> torch.Tensor:
+    """Turns a network's outputs [b, outputs] into probabilities or numbers; without an activation they stay."""
+    if activation == "softmax":
+        return outputs.softmax(dim=1)
+    return outputs.sigmoid() if activation == "sigmoid" else outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +127,7 @@ class Classification(Task):
         return {"accuracy": (outputs.argmax(dim=1) == labels).float()}
 
     def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
-        probability, class_ids = outputs.softmax(dim=1).max(dim=1)
-        pairs = zip(class_ids.tolist(), probability.tolist(), strict=True)
-        return [
-            {"label": self._classes[class_id], "probability": round(probability, 6)} for class_id, probability in pairs
-        ]
+        return make_class_columns(outputs.softmax(dim=1).numpy(force=True), self._classes)
 
 
 class MultiLabel(Task):
@@ -144,14 +153,7 @@ class MultiLabel(Task):
         return {"label_accuracy": is_right.mean(dim=1), "exact": is_right.amin(dim=1)}
 
     def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
-        # A label is predicted above a probability of 0.5.
-        rows = outputs.sigmoid().tolist()
-        names = self._classes
-        return [
-            {"labels": [name for name, probability in zip(names, row, strict=True) if probability > 0.5]}
-            | {f"probability_{name}": round(probability, 6) for name, probability in zip(names, row, strict=True)}
-            for row in rows
-        ]
+        return make_label_columns(outputs.sigmoid().numpy(force=True), self._classes)
 
 
 class Regression(Task):
@@ -163,8 +165,7 @@ class Regression(Task):
     def __init__(self, target: TargetSpec) -> None:
         _expect_kind(target, "value", "Regression")
         self._numbers = target.numbers
-        # Columns of `headway predict`: the names in the data set, else `value` or numbers.
-        self._names = target.classes or (("value",) if target.numbers == 1 else tuple(map(str, range(target.numbers))))
+        self._names = name_numbers(target.classes, target.numbers)
 
     @property
     def outputs(self) -> int:
@@ -178,7 +179,7 @@ class Regression(Task):
         return {"absolute_error": (outputs - labels.reshape(outputs.shape)).abs().mean(dim=1)}
 
     def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
-        return [dict(zip(self._names, row, strict=True)) for row in outputs.tolist()]
+        return make_number_columns(outputs.numpy(force=True), self._names)
 
 
 def _expect_kind(target: TargetSpec, kind: LabelKind, name: str) -> None:

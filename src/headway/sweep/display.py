@@ -16,10 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.core.recipe_yaml import dump_in_line
-from headway.core.text_format import pluralise
+from headway.core.text_format import format_duration, pluralise
 from headway.sweep.plan_text import name_level
 from headway.sweep.state import State, Trial, list_scores, rank_trials, select_best
-from headway.training.progress import format_duration
 
 LOG = logging.getLogger("headway.sweep")
 

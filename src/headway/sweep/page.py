@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.files import write_atomically
-from headway.core.recipe_yaml import dump_in_line
-from headway.core.text_format import pluralise
+from headway.core.text_format import format_duration, pluralise
 from headway.page import panel, renderer
 from headway.page.panel import Panel, Scale
+from headway.page.values import PARALLEL_HELP, format_value, round_number
 from headway.report.run_report import format_metric
 from headway.sweep.parameter import is_same
 from headway.sweep.sweep_summary import SweepSummary, TrialSummary
-from headway.training.progress import format_duration
 
 NAME = "sweep.html"
 SECTIONS = ("Result", "Trials", "Parameters", "Costs")
-# Digits of scores and parameters: more than a page can show.
-DIGITS = 6
 
 SAME_BATCHES = (
     "All trials saw the same samples in the same order with the same augmentation (common random numbers), so the "
@@ -110,7 +107,7 @@ def _list_core_cards(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
 def _build_winner_table(summary: SweepSummary) -> list[Panel]:
     if (winner := summary.winner) is None:
         return []
-    rows = [(key, _format_value(value)) for key, value in winner.values.items()]
+    rows = [(key, format_value(value)) for key, value in winner.values.items()]
     scores = [f"{format_metric('', score)} after {_describe_level(level)}" for level, score in winner.points]
     note = f"{'Scores' if len(scores) > 1 else 'Score'}: {', '.join(scores)}."
     retrained = summary.result.get("retrained", {}).get("scores", [])
@@ -135,16 +132,15 @@ def _build_progress(summary: SweepSummary) -> Panel:
     mean = summary.result.get("retrained", {}).get("mean")
     if mean is not None and progress.best:
         ends = [progress.best[0][0], max(x for _, xs, _ in series for x in xs)]
-        series.append(("the winner with new seeds, mean", ends, [_round(mean)] * 2))
+        series.append(("the winner with new seeds, mean", ends, [round_number(mean)] * 2))
     note = (
-        "Best score of any trial so far, at whatever rung. Random search: the expected best of m full trainings, drawn "
-        "without replacement from the trials of this sweep, failed ones with the worst score. "
+        "Best score of any trial so far, at whatever rung. Random search: the expected best of as many full trainings "
+        "of this sweep's trials. "
     )
     if progress.is_estimated:
         note += (
-            "Only the best trials were trained to the end. What the others would have reached is imputed from rung to "
-            "rung by regression on those that went on: a rough estimate, which a sweep by the method random would "
-            "measure. The lower line takes the scores at which they stopped. "
+            "What stopped trials would have reached is a rough estimate from those that went on; the other line takes "
+            "the scores at which they stopped. "
         )
     label = "full trainings of work"
     if progress.unit == "seconds":
@@ -164,7 +160,7 @@ def _build_progress(summary: SweepSummary) -> Panel:
 
 
 def _split(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [_round(x) for x, _ in points], [_round(y) for _, y in points]
+    return [round_number(x) for x, _ in points], [round_number(y) for _, y in points]
 
 
 def _build_parallel(summary: SweepSummary) -> Panel:
@@ -173,13 +169,11 @@ def _build_parallel(summary: SweepSummary) -> Panel:
     if len({trial.level for trial in trials}) > 1:
         levels = [float(trial.level) or None for trial in trials]
         axes.append(panel.axis("trained", levels, scale="log", ticks=_list_level_ticks(summary), missing="failed"))
-    axes.append(_build_score_axis(summary, [_round(trial.score) for trial in trials]))
+    axes.append(_build_score_axis(summary, [round_number(trial.score) for trial in trials]))
     names, ranks = _name_trials(trials)
     note = (
-        "A line for each trial, the best on top. Drag along an axis to select a range, on several axes if you like; "
-        "click on the axis to remove it. Point at a line to read it. By keyboard: up and down go through the trials "
-        "by rank, left and right through the axes, Enter selects around the trial, Escape clears. Scores are the "
-        "newest of each trial; the table of trials has all numbers."
+        f"A line for each trial, the best on top. {PARALLEL_HELP} Scores are the newest of each trial; the table of "
+        "trials has all numbers."
     )
     title = "Trials: parameters and score"
     return panel.parallel("parallel", title, names, ranks, axes, section="Trials", order=200, note=note)
@@ -188,7 +182,7 @@ def _build_parallel(summary: SweepSummary) -> Panel:
 def _build_rungs(summary: SweepSummary) -> Panel:
     # A line begins at its first rung, and a fork at the rung of its parent.
     x = [[float(level) for level, _ in trial.points] for trial in summary.trials]
-    y = [[_round(score) for _, score in trial.points] for trial in summary.trials]
+    y = [[round_number(score) for _, score in trial.points] for trial in summary.trials]
     axis = panel.axis("fraction of a full training", x, scale="log", ticks=_list_level_ticks(summary))
     names, ranks = _name_trials(summary.trials)
     note = "A line for each trial, from rung to rung. It ends where the trial was stopped; the best went on."
@@ -208,20 +202,25 @@ def _build_rungs(summary: SweepSummary) -> Panel:
 def _build_importance(summary: SweepSummary) -> list[Panel]:
     found = summary.importance
     given: dict[str, Any] = {"section": "Parameters", "order": 300}
-    title = "Importance of parameters"
-    if found is None or summary.common_level is None:
+    if summary.common_level is None:
+        return []
+    title = f"Importance of parameters, after {_describe_level(summary.common_level)}"
+    if found is None:
         text = "There are too few scores to tell parameters that matter from those that do not."
-        return [panel.text("importance", title, text, **given)] if summary.common_level is not None else []
+        return [panel.text("importance", title, text, **given)]
     r2 = found.found.r2
+    if r2 <= 0:
+        text = (
+            f"No parameter explains the scores of {pluralise(found.found.scores, 'trial')}: a random forest predicts "
+            f"those that it has not seen no better than their mean does (R² = {r2:.2f}). More trials may tell."
+        )
+        return [panel.text("importance", title, text, **given)]
     note = (
-        f"Share of what a random forest explains of the {'logarithms of the ' if found.log else ''}scores after "
-        f"{_describe_level(summary.common_level)}, of {pluralise(found.found.scores, 'trial')}, by each "
-        "parameter: permutation importance on trials that a tree has not seen. "
-        f"Out of bag, the forest predicts R² = {r2:.2f} of the variance"
+        f"Share of what a random forest explains of the {'logarithms of the ' if found.log else ''}scores of "
+        f"{pluralise(found.found.scores, 'trial')}, by each parameter: permutation importance on trials that a tree "
+        f"has not seen. Out of bag, the forest predicts R² = {r2:.2f} of the variance"
     )
-    note += (
-        ". " if r2 > 0.3 else ": with so little the shares say hardly anything. " if r2 > 0 else ": they mean nothing. "
-    )
+    note += ". " if r2 > 0.3 else ": with so little the shares say hardly anything. "
     note += "Failed trials are left out; a narrow range makes a parameter look unimportant."
     ranked = sorted(zip(found.parameters, found.found.shares, strict=True), key=lambda one: -one[1])
     values = [round(100 * share, 1) for _, share in ranked]
@@ -240,13 +239,15 @@ def _build_slices(summary: SweepSummary) -> list[Panel]:
     # Scores at one level: those of trials that went on are higher because they trained longer.
     trials = [one for one in summary.trials if one.get_score(level) is not None or one.state == "failed"]
     axes = [_build_parameter_axis(summary, key, trials, in_lists=True) for key in summary.settings.space.parameters]
-    scores = [[_round(trial.get_score(level))] for trial in trials]
+    scores = [[round_number(trial.get_score(level))] for trial in trials]
     names, ranks = _name_trials(trials)
-    note = f"Scores after {_describe_level(level)}, which most trials reached; colours are final ranks."
+    note = (
+        "The rung that most trials reached; on a higher one there are only trials that did well. Colours: final ranks."
+    )
     return [
         panel.paths(
             "slices",
-            "Slices: score over each parameter",
+            f"Slices: score after {_describe_level(level)} over each parameter",
             names,
             ranks,
             axes,
@@ -301,7 +302,7 @@ def _build_trial_table(summary: SweepSummary) -> Panel:
         if has_parents:
             row.append("-" if trial.parent is None else str(trial.parent))
         row.append(f"failed: {trial.reason}" if trial.state == "failed" else trial.state)
-        rows.append(row + [_format_value(trial.values[key]) if key in trial.values else "" for key in keys])
+        rows.append(row + [format_value(trial.values[key]) if key in trial.values else "" for key in keys])
     note = "Trainings: what the trial cost, in full trainings. Seconds: of training, in its own turns."
     return panel.table(
         "trials", "Trials", columns, rows, section="Costs", order=420, width="full", note=note if has_seconds else ""
@@ -316,12 +317,12 @@ def _build_parameter_axis(
     numbers: list[Any]
     categories = list[str]()
     if parameter.choice is None:
-        numbers = [None if value is _Missing else _round(value) for value in raw]
+        numbers = [None if value is _Missing else round_number(value) for value in raw]
     else:
         # A fork may have a value that is not in the list.
         choices = list(parameter.choice)
         choices += [value for value in raw if value is not _Missing and not any(is_same(value, one) for one in choices)]
-        categories = [_format_value(value) for value in choices]
+        categories = [format_value(value) for value in choices]
         numbers = [
             None if value is _Missing else next(at for at, one in enumerate(choices) if is_same(value, one))
             for value in raw
@@ -369,13 +370,3 @@ def _describe_level(level: Fraction) -> str:
 
 def _format_number(value: float) -> str:
     return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
-
-
-def _format_value(value: Any) -> str:
-    # A fork's values are products, with digits that say nothing.
-    return dump_in_line(_round(value) if isinstance(value, float) else value)
-
-
-def _round(value: float | None) -> Any:
-    """Rounds a number to DIGITS significant digits; whole numbers stay what they are."""
-    return value if value is None or isinstance(value, int) else float(f"{value:.{DIGITS}g}")

@@ -25,7 +25,7 @@ from headway.core.recipe_yaml import dump_in_line
 from headway.core.run_folder import RunFolder
 from headway.core.signals import handle_signals
 from headway.core.statistics import compute_interval
-from headway.core.text_format import pluralise
+from headway.core.text_format import format_duration, pluralise
 from headway.optim.batch_scaling import require_number
 from headway.setup.rates import resolve_rates
 from headway.setup.recipe import TrainRecipe
@@ -52,7 +52,6 @@ from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import Probe, build_assignment, count_steps, probe_recipe
 from headway.sweep.typical_trials import choose_typical_trials
 from headway.training.fork import check_forkable
-from headway.training.progress import format_duration
 from headway.training.run_steps import separate_checkpoints
 from headway.training.runs import load_recipe
 

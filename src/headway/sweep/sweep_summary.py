@@ -15,6 +15,7 @@ import numpy as np
 
 from headway.core.errors import HeadwayError
 from headway.core.run_folder import RunFolder
+from headway.page.values import is_steep
 from headway.setup.shared_inputs import SHARED_KEYS
 from headway.sweep.expectation import compute_expected_best, extrapolate_scores
 from headway.sweep.halving import is_over
@@ -30,8 +31,6 @@ from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
 MOST_RANDOM = 3
 # Plausible scores of stopped trials, of which the mean is taken.
 IMPUTATIONS = 20
-# Highest score over lowest from which scores are compared by their logarithms.
-LOG_RATIO = 50.0
 
 
 @final
@@ -195,11 +194,6 @@ def _encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _encode(one) for key, one in value.items()}
     return [_encode(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def is_steep(values: list[float]) -> bool:
-    """Returns True for numbers above 0 that span so much that a linear axis shows only the largest."""
-    return bool(values) and min(values) > 0 and max(values) > LOG_RATIO * min(values)
 
 
 def encode_value(parameter: ParameterRecipe, value: Any) -> float:

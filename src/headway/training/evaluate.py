@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,11 +93,24 @@ def compute_outputs(setup: TrainSetup, images: torch.Tensor) -> torch.Tensor:
 
     With `evaluate.flip` or `evaluate.shift` it returns their weighted mean over the views of `build_views`.
     """
-    options, mean = setup.recipe.evaluate, torch.empty(0)
-    for weight, view in build_views(images, flip=options.flip, shift=options.shift):
+    options = setup.recipe.evaluate
+
+    def run(view: torch.Tensor) -> torch.Tensor:
         with setup.precision.autocast():
-            outputs = setup.forward(view).float()
-        mean = outputs * weight if not len(mean) else mean.add_(outputs, alpha=weight)
+            return setup.forward(view).float()
+
+    return average_views(run, images, flip=options.flip, shift=options.shift)
+
+
+def average_views(
+    run: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, *, flip: bool, shift: int
+) -> torch.Tensor:
+    """Returns the weighted mean of a network's outputs over the views of `build_views`; `run` computes those of one."""
+    mean: torch.Tensor | None = None
+    for weight, view in build_views(images, flip=flip, shift=shift):
+        outputs = run(view)
+        mean = outputs * weight if mean is None else mean.add_(outputs, alpha=weight)
+    assert mean is not None
     return mean
 
 
@@ -157,10 +170,7 @@ def evaluate(setup: TrainSetup, dataset: data.Dataset, ranks: Ranks | None = Non
     samples = arrays.pop(POSITIONS)[:, 1]
     # Masked samples have been served as -1.
     counted = samples >= 0
-    damaged, limit = int((~counted).sum()), setup.recipe.data.max_bad_share
-    if damaged > limit * len(samples) or not counted.any():
-        what = f"{damaged} of {len(samples)} samples are damaged, more than data.max_bad_share {limit}"
-        raise DataError(what, where=str(dataset.folder), fix="Run headway verify on it, and pack the data again.")
+    damaged = expect_few_damaged(samples, setup.recipe.data.max_bad_share, dataset)
     by_name = {name: values[counted] for name, values in arrays.items()}
     predicted = by_name.pop(PREDICTED, None)
     collected = [by_name.pop(f"{COLLECTED}{index}") for index in range(len(task.set_metrics))]
@@ -173,6 +183,23 @@ def evaluate(setup: TrainSetup, dataset: data.Dataset, ranks: Ranks | None = Non
         predicted=predicted if kind == "class" else None,
         counts=None if predicted is None else _count_classes(dataset, samples[counted], predicted),
     )
+
+
+def expect_few_damaged(samples: NDArray[np.int64], limit: float, dataset: data.Dataset) -> int:
+    """Returns the number of damaged samples in an evaluation.
+
+    Args:
+        samples: the samples served; -1 stands for a damaged one.
+        limit: largest share of them, `data.max_bad_share`.
+
+    Raises:
+        DataError: there are more, or every sample is damaged.
+    """
+    damaged = int((samples < 0).sum())
+    if damaged > limit * len(samples) or damaged == len(samples):
+        what = f"{damaged} of {len(samples)} samples are damaged, more than data.max_bad_share {limit}"
+        raise DataError(what, where=str(dataset.folder), fix="Run headway verify on it, and pack the data again.")
+    return damaged
 
 
 def open_evaluation_set(setup: TrainSetup, folder: str | None, where: Path) -> data.Dataset:

@@ -43,7 +43,7 @@ def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights_la
         sample = int(evaluation.samples[index])
         predicted = None if evaluation.predicted is None else int(evaluation.predicted[index])
         note = f"loss {evaluation.losses[index]:.3g}, {dataset.name(sample)}"
-        pictures.append((_encode_thumbnail(dataset, sample), _write_caption(dataset, sample, predicted), note))
+        pictures.append((encode_thumbnail(dataset, sample), _write_caption(dataset, sample, predicted), note))
     panels = [
         panel.images(
             "worst",
@@ -95,8 +95,13 @@ def _write_caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
     return ", ".join(f"{value:.4g}" for value in np.atleast_1d(label))
 
 
-def _encode_thumbnail(dataset: Dataset, sample: int) -> str:
-    image = read_image(dataset, sample)
+def encode_thumbnail(dataset: Dataset, sample: int) -> str:
+    """Returns a sample's image as a data URI for a panel, at most MAX_THUMBNAIL_PX wide and high."""
+    return encode_small_image(read_image(dataset, sample))
+
+
+def encode_small_image(image: Image.Image) -> str:
+    """Returns an image as a data URI for a panel; one that is larger than MAX_THUMBNAIL_PX is made smaller in place."""
     if max(image.size) > MAX_THUMBNAIL_PX:
         image.thumbnail((MAX_THUMBNAIL_PX, MAX_THUMBNAIL_PX), Image.Resampling.BILINEAR)
     # JPEG artefacts would show in very small images, and PNG costs few bytes there.

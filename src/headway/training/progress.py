@@ -12,6 +12,7 @@ from typing import Any, final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from headway.core.text_format import format_duration
 from headway.launch.ranks import Ranks
 from headway.training.display import Display
 from headway.training.trainer import Trainer
@@ -35,14 +36,6 @@ def fit_parts(parts: Sequence[str], columns: int) -> str:
             break
         text = longer
     return text
-
-
-def format_duration(seconds: float) -> str:
-    """Formats seconds as `8.1s`, `3m07s` or `2h05m`."""
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
 _hides: ContextVar[bool] = ContextVar("headway_hides_progress", default=False)

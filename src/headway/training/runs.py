@@ -16,7 +16,7 @@ from headway.core.errors import CommunicationError, FencedError, GenerationEnded
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.run_folder import RunFolder, describe_naming
 from headway.core.untrusted_json import is_whole_number
-from headway.data.decode import resolve_backend
+from headway.data.decode import choose_available_backend
 from headway.launch.ranks import Ranks
 from headway.model import pretrained
 from headway.setup.build import RecordedData, build_setup
@@ -262,8 +262,8 @@ def load_trained(run: RunFolder, *, wide: bool = False) -> TrainSetup:
         loaded = loaded.resolve_all({key: (value, "no GPU here") for key, value in instead.items()})
     if wide:
         loaded = loaded.resolve_all({key: (value, "measured in float32") for key, value in FLOAT32.items()})
-    if loaded.recipe.data.decoder == "native" and resolve_backend() != "native":
-        LOG.warning("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
+    decoder = loaded.recipe.data.decoder
+    if choose_available_backend(decoder) != decoder:
         reason = "the native core is not here"
         loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)
     recorded = RecordedData(target=_read_target(about["target"], run), samples=about["samples"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from headway.core.errors import DataError
 from headway.data.formats.byte_ranges import ByteRange, map_path
@@ -20,7 +20,21 @@ _MAX_HEADER_BYTES = 1 << 20
 """Limit of a long name or an extended header."""
 _FILE, _LONG_NAME, _EXTENDED, _SPARSE = b"07\x00", b"L", b"x", b"S"
 _KINDS_WITHOUT_DATA = b"123456"
+_HARMLESS = b"5gK"
+"""Folders, and headers of the archive itself."""
 _USTAR = b"ustar\0"
+
+
+class ArchiveBytes(Protocol):
+    """Bytes of an archive that are read instead of mapped, for a process whose resident memory is limited."""
+
+    def __len__(self) -> int:
+        """Returns their number."""
+        ...
+
+    def __getitem__(self, where: slice, /) -> bytes:
+        """Returns a part of them."""
+        ...
 
 
 class ArchiveMember(NamedTuple):
@@ -31,12 +45,19 @@ class ArchiveMember(NamedTuple):
     size: int
 
 
-def read_members(path: Path) -> Iterator[ArchiveMember]:
+def read_members(
+    path: Path, content: ArchiveBytes | None = None, *, only_files: bool = False
+) -> Iterator[ArchiveMember]:
     """Yields the files of an archive in order, with names as UTF-8 (other bytes as surrogates).
 
-    Raises DataError if the archive is damaged or truncated, or contains sparse files.
+    Args:
+        content: its bytes; None: the file is mapped.
+        only_files: refuse links and devices instead of skipping them, for an archive from strangers.
+
+    Raises:
+        DataError: the archive is damaged or truncated, or contains sparse files, or others that are refused.
     """
-    view = map_path(path)
+    view: ArchiveBytes | memoryview = map_path(path) if content is None else content
     offset = 0
     name = ""
     pax_fields: dict[str, str] = {}
@@ -62,16 +83,19 @@ def read_members(path: Path) -> Iterator[ArchiveMember]:
             raise DataError(f"the archive ends inside {_read_name(header)!r}", where=where, fix="Copy it again.")
         if type_flag == _LONG_NAME:
             name = _decode_text(
-                view[data_begin : min(data_end, data_begin + _MAX_HEADER_BYTES)].tobytes().partition(b"\0")[0]
+                bytes(view[data_begin : min(data_end, data_begin + _MAX_HEADER_BYTES)]).partition(b"\0")[0]
             )
         elif type_flag == _EXTENDED:
             if size > _MAX_HEADER_BYTES:
                 raise DataError(f"an extended header of {size:,} bytes", where=where)
-            pax_fields = _parse_extended_header(view[data_begin:data_end].tobytes(), where)
+            pax_fields = _parse_extended_header(bytes(view[data_begin:data_end]), where)
         elif type_flag in _FILE or type_flag == _SPARSE:
             if type_flag == _SPARSE or any(key.startswith("GNU.sparse.") for key in pax_fields):
                 raise DataError("sparse files cannot be mapped", where=where, fix="Make the archive without --sparse.")
             yield ArchiveMember(pax_fields.get("path") or name or _read_name(header), data_begin, size)
+        elif only_files and type_flag not in _HARMLESS:
+            what = f"{_read_name(header)!r:.200} is a link, a device or of an unknown kind"
+            raise DataError(what, where=where, fix="Make the archive of regular files alone.")
         # A long name or an extended header applies to the next member only.
         if type_flag not in (_LONG_NAME, b"K", _EXTENDED, b"g"):
             name, pax_fields = "", {}
@@ -123,14 +147,17 @@ def _read_name(header: bytes) -> str:
 def _parse_extended_header(data: bytes, where: str) -> dict[str, str]:
     r"""Returns the values by key of an extended header, whose records are `LENGTH KEY=VALUE\n`."""
     fields: dict[str, str] = {}
-    while data and data[0]:
-        digits, _, _ = data[:20].partition(b" ")
+    start = 0
+    # By position: a copy of the rest for each record would make many short ones cost the square of their number.
+    while start < len(data) and data[start]:
+        digits, _, _ = data[start : start + 20].partition(b" ")
         length = int(digits) if digits.isdigit() else 0
-        key, equals, value = data[len(digits) + 1 : length - 1].partition(b"=")
-        if not len(digits) < length <= len(data) or not equals or data[length - 1 : length] != b"\n":
+        end = start + length
+        key, equals, value = data[start + len(digits) + 1 : max(end - 1, start)].partition(b"=")
+        if not len(digits) < length <= len(data) - start or not equals or data[end - 1 : end] != b"\n":
             raise DataError("a damaged extended header", where=where)
         fields[_decode_text(key)] = _decode_text(value)
-        data = data[length:]
+        start = end
     return fields
 
 

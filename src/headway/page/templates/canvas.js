@@ -6,8 +6,9 @@ globalThis.canvasCharts = (() => {
   const SHADES = 32; // lines of one shade are one path, so a thousand lines are 32 strokes
   const MANY = 300; // lines from which each is drawn a little fainter
   const MISSING_PX = 26; // between the lowest number of an axis and the place of lines that lack it
-  const AXIS_PX = 104; // least distance of two parallel axes: below it the drawing scrolls
+  const AXIS_PX = 84; // least distance of two parallel axes: below it the drawing scrolls
   const GRAB_PX = 14; // distance from an axis at which the mouse selects on it
+  const MOST_DOTS = 8; // points from which a line is a curve: no dots, and the readout names its last point alone
   const NEAR_PX = 12; // distance from a line or point at which the mouse names it
 
   const extent = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
@@ -115,7 +116,7 @@ globalThis.canvasCharts = (() => {
     let shown = text;
     while (shown.length > 1 && pen.measureText(shown).width > most) shown = shown.replace(/.\u2026?$/u, "") + "\u2026";
     const wide = pen.measureText(shown).width + 4;
-    pen.fillStyle = look.surface + "d0";
+    pen.fillStyle = look.surface + "f0";
     pen.fillRect(x + 2 - { start: 4, center: wide / 2 + 2, end: wide }[align], y - size / 2 - 1, wide, size + 2);
     pen.fillStyle = color;
     pen.fillText(shown, x, y);
@@ -128,7 +129,7 @@ globalThis.canvasCharts = (() => {
     pen.arc(x, y, radius, 0, 2 * Math.PI);
   };
 
-  const mark = (pen, look, points) => {
+  const mark = (pen, look, points, dots = points) => {
     for (const [width, color] of [[6, look.surface], [2.5, look.ink]]) {
       pen.beginPath();
       trace(pen, points);
@@ -137,7 +138,7 @@ globalThis.canvasCharts = (() => {
       pen.stroke();
     }
     pen.beginPath();
-    points.forEach((point) => dot(pen, point, 4));
+    dots.forEach((point) => dot(pen, point, 4));
     pen.fillStyle = look.ink;
     pen.fill();
   };
@@ -427,7 +428,7 @@ globalThis.canvasCharts = (() => {
           pen.stroke();
           pen.globalAlpha = names.length > MANY ? 0.7 : 0.95;
           pen.beginPath();
-          group.forEach((line) => points[line].forEach((point) => dot(pen, point, names.length > MANY ? 2 : 2.8)));
+          group.filter((line) => points[line].length <= MOST_DOTS).forEach((line) => points[line].forEach((point) => dot(pen, point, names.length > MANY ? 2 : 2.8)));
           pen.fill();
         });
         pen.globalAlpha = 1;
@@ -435,7 +436,8 @@ globalThis.canvasCharts = (() => {
       };
       const drawMark = () => {
         const pen = open(above, width, height);
-        if (marked >= 0 && points[marked].length) mark(pen, look, points[marked]);
+        const own = points[marked] ?? [];
+        if (own.length) mark(pen, look, own, own.length > MOST_DOTS ? own.slice(-1) : own);
       };
       frame.addEventListener("pointermove", (event) => {
         const bounds = frame.getBoundingClientRect();
@@ -460,7 +462,8 @@ globalThis.canvasCharts = (() => {
         const what = `${yAxis.label}: ${write(yAxis, value, brief)}`;
         return data.x.length > 1 ? [what, ...where].join("\n") : `${where[0]}, ${what}`;
       });
-      return say([head(data, line), ...own].join("\n"), x, y);
+      const shown = own.length > MOST_DOTS ? [`the last of ${own.length} points:`, own.at(-1)] : own;
+      return say([head(data, line), ...shown].join("\n"), x, y);
     };
     const redraw = () => pictures.forEach((picture) => picture.draw());
     target.addEventListener("keydown", (event) => {

@@ -81,7 +81,10 @@
     const nticks = known.length ? Math.min(8, Math.max(3, Math.floor(Math.log10(most / least) / 0.35))) : 3; // 1, 2, 5
     const tickformat = least < 1e-3 ? ".3~e" : least >= 1 && most >= 1e4 ? ".4~s" : ",.6~g";
     const logarithmic = { type: "log", tickformat, nticks };
-    const range = bounds ? { range: log ? bounds.map(Math.log10) : bounds } : {};
+    // Around a single value, plotly shows one unit to each side: of an accuracy, from below 0 to above 1.
+    const near = known.length && least === most && !log ? [least - 0.1 * (Math.abs(least) || 10), least + 0.1 * (Math.abs(least) || 10)] : undefined;
+    const shown = bounds ?? near;
+    const range = shown ? { range: log ? shown.map(Math.log10) : shown } : {};
     return axis(look, { ...(log ? logarithmic : linear), ...range, ...more });
   };
 

@@ -1,0 +1,1 @@
+"""The loop: train members, mine, wait for labels, train again, and export what is not worse."""

@@ -1,0 +1,152 @@
+"""Keys: the first answer to each Idempotency-Key (draft-ietf-httpapi-idempotency-key-header-06), in SQLite."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from headway.core.errors import UsageError
+from headway.core.mounts import is_on_network
+from headway.lifecycle.service.answer import Answer
+from headway.lifecycle.service.problems import refuse
+from headway.lifecycle.service.structured_fields import parse_string
+
+MAX_KEY = 255
+"""Most characters of a key."""
+_TABLE = """
+create table if not exists keys (
+    principal text not null,
+    target text not null,
+    key text not null,
+    fingerprint text not null,
+    server text not null,
+    answer text,
+    created_s real not null,
+    primary key (principal, target, key)
+) without rowid
+"""
+_INDEX = "create index if not exists keys_by_age on keys (created_s)"
+
+
+def read_key(headers: Mapping[str, str]) -> str:
+    """Returns the Idempotency-Key of a request. Raises ProblemError (400) if it is missing or malformed."""
+    key = parse_string("Idempotency-Key", headers.get("idempotency-key"))
+    if key is None:
+        raise refuse("key-missing", "the request has no Idempotency-Key", "Send one, in quotes.")
+    if len(key) > MAX_KEY:
+        raise refuse("malformed", f"the Idempotency-Key has more than {MAX_KEY} characters", "Send a UUID.")
+    return key
+
+
+@final
+class Keys:
+    """Keys of requests that have changed something.
+
+    Args:
+        path: of the database, which is made if it does not exist.
+        age_s: seconds for which a key is kept.
+
+    Raises:
+        UsageError: the file lies on a network file system, whose locks SQLite cannot trust.
+    """
+
+    def __init__(self, path: Path, age_s: float) -> None:
+        if is_on_network(path.parent):
+            what = "SQLite's locks do not work on a network file system"
+            raise UsageError(what, where=str(path.parent), fix="Keep the store on a local disk of the server.")
+        self._path, self._age_s = path, age_s
+        # Rows of another server: it was killed, and its requests run no more.
+        self._server = secrets.token_hex(8)
+        # One writer at a time, so that nobody meets "database is locked".
+        self._lock = threading.Lock()
+        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+        self._database.execute("pragma journal_mode = wal")
+        # A process that is killed loses nothing by it, and what the power takes is found in the store.
+        self._database.execute("pragma synchronous = normal")
+        self._database.execute(_TABLE)
+        self._database.execute(_INDEX)
+
+    def close(self) -> None:
+        """Closes the database."""
+        self._database.close()
+
+    def begin(self, principal: str, target: str, key: str, fingerprint: str) -> KeyState:
+        """Notes that a request begins, or finds that it has been answered.
+
+        Args:
+            fingerprint: SHA-256 of the body.
+
+        Raises:
+            ProblemError: the first request still runs (409), or had another body (422).
+        """
+        now = time.time()
+        with self._lock, closing(self._database.cursor()) as cursor:
+            cursor.execute("begin immediate")
+            try:
+                where = (principal, target, key)
+                cursor.execute(
+                    "select fingerprint, server, answer, created_s from keys"
+                    " where principal = ? and target = ? and key = ?",
+                    where,
+                )
+                row = cursor.fetchone()
+                if row is None or row[3] < now - self._age_s:
+                    cursor.execute(
+                        "insert or replace into keys values (?, ?, ?, ?, ?, null, ?)",
+                        (*where, fingerprint, self._server, now),
+                    )
+                    return KeyState()
+                first, server, answer, _ = row
+                if first != fingerprint:
+                    raise refuse("key-reused", "the Idempotency-Key was used with another body", "Use a new one.")
+                if answer is not None:
+                    return KeyState(Answer.from_json(answer))
+                if server == self._server:
+                    what = "the first request with this Idempotency-Key still runs"
+                    raise refuse("key-in-use", what, "Try again later.", headers=[(b"retry-after", b"1")])
+                cursor.execute(
+                    "update keys set server = ? where principal = ? and target = ? and key = ?", (self._server, *where)
+                )
+                # A server was killed while it ran the request. The store knows whether it is done.
+                return KeyState()
+            finally:
+                cursor.execute("commit")
+
+    def finish(self, principal: str, target: str, key: str, answer: Answer) -> None:
+        """Keeps the answer. The store keeps it too, with the version, so this need not wait for the disk."""
+        with self._lock:
+            self._database.execute(
+                "update keys set answer = ? where principal = ? and target = ? and key = ?",
+                (answer.to_json(), principal, target, key),
+            )
+
+    def sweep(self) -> None:
+        """Drops keys that are too old."""
+        with self._lock:
+            self._database.execute("delete from keys where created_s < ?", (time.time() - self._age_s,))
+
+    def forget(self, principal: str, target: str, key: str) -> None:
+        """Drops a key whose request was refused: it has changed nothing, and may be mended and sent again."""
+        with self._lock:
+            self._database.execute(
+                "delete from keys where principal = ? and target = ? and key = ?", (principal, target, key)
+            )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """The state of a key when a request begins.
+
+    Attributes:
+        answer: the first answer; None: the request has to run.
+    """
+
+    answer: Answer | None = None

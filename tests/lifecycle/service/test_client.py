@@ -1,0 +1,117 @@
+"""The client: what it asks for, and what it says if it cannot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests._support import free_port
+from tests.lifecycle.service._service import Served, draw, draw_tar, serving_data
+
+from headway.core.errors import HeadwayError, UsageError
+from headway.lifecycle import Client, ServiceError
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving_data(tmp_path_factory.mktemp("client") / "store", "--job-files", "20") as found:
+        yield found
+
+
+@pytest.fixture
+def client(served: Served) -> Client:
+    return Client(served.started["url"], patience_s=30)
+
+
+def test_a_data_set_from_files_to_labels(client: Client, tmp_path: Path) -> None:
+    files = dict[str, Path]()
+    for number in range(6):
+        files[f"new/{number}.jpg"] = tmp_path / f"{number}.jpg"
+        files[f"new/{number}.jpg"].write_bytes(draw(number))
+    client.create("walk", splits={"train": 1.0}, about={"license": "CC0"})
+    # One key of WebDataset for both, and two labels.
+    dotted = {"new/7.1.jpg": draw(7), "new/7.2.jpg": draw(8)}
+    for name, data in dotted.items():
+        files[name] = tmp_path / name.rpartition("/")[2]
+        files[name].write_bytes(data)
+    client.create("dots")
+    client.add("dots", files, {"new/7.1.jpg": "cat", "new/7.2.jpg": "dog"})
+    assert [one["name"] for one in client.list_samples("dots", label="dog")] == ["new/7.2.jpg"]
+    for name in dotted:
+        del files[name]
+    answer = client.add("walk", files, {"new/0.jpg": "cat", "new/1.jpg": "dog"})
+    assert answer["added"] == 6
+    assert client.describe("walk")["classes"] == {"cat": 1, "dog": 1}
+    assert [one["name"] for one in client.list_samples("walk", label="cat")] == ["new/0.jpg"]
+    assert len(list(client.list_samples("walk", label=""))) == 4
+    version = client.describe("walk")["version"]
+    changes = [{"op": "label", "name": f"new/{number}.jpg", "label": "cat"} for number in range(1, 6)]
+    client.change("walk", changes, if_match=version)
+    with pytest.raises(ServiceError, match="newest version") as refused:
+        client.change("walk", changes, if_match=version)
+    assert refused.value.status == 412
+    assert client.diff("walk", "v1", "v2")["counts"]["relabelled"] == 5
+    assert [one["number"] for one in client.list_versions("walk")] == [2, 1, 0]
+    sample = next(client.list_samples("walk", "v1", split="train"))
+    assert client.read_blob(sample["sha256"]) in {draw(number) for number in range(6)}
+    assert "walk" in [one["dataset"] for one in client.list_datasets()]
+
+
+def test_linked_files_are_added_as_what_they_lead_to(client: Client, tmp_path: Path) -> None:
+    client.create("links", splits={"train": 1.0})
+    (tmp_path / "real.jpg").write_bytes(draw(40))
+    (tmp_path / "other.jpg").write_bytes(draw(41))
+    (tmp_path / "link.jpg").symlink_to(tmp_path / "real.jpg")
+    (tmp_path / "hard.jpg").hardlink_to(tmp_path / "other.jpg")
+    files = {name: tmp_path / name for name in ("link.jpg", "other.jpg", "hard.jpg")}
+    answer = client.add("links", files, message="linked", if_match=client.describe("links")["version"])
+    assert (answer["added"], answer["duplicates"], answer["rejected"]) == (2, 1, [])
+    assert client.list_versions("links")[0]["message"] == "linked"
+    with pytest.raises(ServiceError) as refused:
+        client.add("links", files, if_match="f" * 64)
+    assert refused.value.status == 412
+
+
+def test_a_job_that_fails_is_an_error(client: Client, tmp_path: Path) -> None:
+    client.create("failing", classes=["cat"])
+    path = tmp_path / "many.tar"
+    path.write_bytes(draw_tar(0, 30, "dog"))
+    with pytest.raises(ServiceError, match="dog") as refused:
+        client.upload("failing", path)
+    assert refused.value.status == 422
+
+
+def test_an_upload_reports_its_progress_and_waits_for_its_job(client: Client, tmp_path: Path) -> None:
+    client.create("jobs")
+    path, seen = tmp_path / "many.tar", list[tuple[int, int]]()
+    path.write_bytes(draw_tar(0, 30))
+    answer = client.upload("jobs", path, progress=lambda done, total: seen.append((done, total)))
+    assert answer["added"] == 30
+    assert seen[-1] == (path.stat().st_size, path.stat().st_size)
+
+
+@pytest.mark.check
+def test_a_body_of_json_can_be_uploaded(client: Client, tmp_path: Path) -> None:
+    client.create("by-json")
+    path = tmp_path / "changes.json"
+    path.write_text(json.dumps([{"op": "remove", "name": "none.jpg"}]))
+    with pytest.raises(ServiceError) as refused:
+        client.upload("by-json", path, "application/json")
+    assert refused.value.status == 422
+
+
+def test_what_cannot_be_done_is_said(client: Client, tmp_path: Path) -> None:
+    for url in ("127.0.0.1:8080", "ftp://x", "http://"):
+        with pytest.raises(UsageError, match="no address"):
+            Client(url)
+    with pytest.raises(UsageError, match="No such file"):
+        client.upload("walk", tmp_path / "none.tar")
+    with pytest.raises(UsageError, match="No such file"):
+        client.add("walk", {"a.jpg": tmp_path / "none.jpg"})
+    with pytest.raises(ServiceError) as refused:
+        client.describe("no-such-set")
+    assert refused.value.status == 404
+    with pytest.raises(HeadwayError, match=r"cannot be reached .* Check the address"):
+        Client(f"http://127.0.0.1:{free_port()}", patience_s=0.2).list_datasets()
