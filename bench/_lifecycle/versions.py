@@ -18,10 +18,11 @@ from bench._common import Claim, median, table, use_one_thread
 from headway.data.formats.recordio import RecordioWriter
 from headway.lifecycle.store.history import NewEntry
 from headway.lifecycle.store.manifest import Schema
+from headway.lifecycle.store.open_objects import open_objects
 from headway.lifecycle.store.publishing import write_version
 from headway.lifecycle.store.records import Change
 from headway.lifecycle.store.rows import PLACE_TYPES, Names, Rows, ShardObject
-from headway.lifecycle.store.shard_objects import hash_file, keep_object, stage
+from headway.lifecycle.store.shard_objects import hash_file, stage
 from headway.lifecycle.store.store import DEFAULT_SPLITS, Store
 from headway.lifecycle.store.version_files import build_manifest
 
@@ -141,7 +142,7 @@ def write_large(store: Store, samples: int, *, record: bytes = b"\xff\xd8\xff\xd
         place = writer.append(record, 0.0, 0)
         writer.close()
         digest = hash_file(staging / "a.rec")
-        keep_object(store.folder, staging / "a.rec", digest)
+        open_objects(store.folder).keep(staging / "a.rec", digest)
         label = np.arange(samples) % classes
         names = [f"class-{number}/{row:07d}.jpg" for row, number in enumerate(label.tolist())]
         places = {name: np.zeros(samples, kind) for name, kind in PLACE_TYPES.items()}

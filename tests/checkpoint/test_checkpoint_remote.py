@@ -18,11 +18,11 @@ from tests.checkpoint._bucket import Bucket
 from tests.comm._ranks import Rank, run_ranks
 from torch.distributed import PrefixStore
 
-from headway.checkpoint import remote
 from headway.checkpoint.agreement import StoreExchange
 from headway.checkpoint.background_saver import BackgroundSaver
 from headway.checkpoint.checkpoints import Checkpoints, read
 from headway.core.errors import CheckpointError, DataError, HeadwayError, UsageError
+from headway.storage import writable_folder
 
 
 @pytest.fixture(params=["memory", "bucket", "file"])
@@ -38,7 +38,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(remote, "FIRST_RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(writable_folder, "FIRST_RETRY_PAUSE_S", 0.001)
     yield f"bucket://{tmp_path}/my run"
     Bucket.fault = staticmethod(lambda method, path: None)
 
@@ -163,7 +163,7 @@ def test_a_network_that_fails_for_a_while_does_no_harm(bucket: str, method: str)
     assert stored(bucket) == whole(10)
 
 
-@pytest.mark.parametrize("outage", [remote.MAX_ATTEMPTS, 10**9])
+@pytest.mark.parametrize("outage", [writable_folder.MAX_ATTEMPTS, 10**9])
 def test_an_upload_that_fails_anywhere_leaves_nothing_that_opens(bucket: str, outage: int) -> None:
     """At every call of a save, and at every piece of an upload, for good or until it is given up; the save after it
     leaves nothing behind."""

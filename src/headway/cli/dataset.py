@@ -38,6 +38,10 @@ _MAX_LISTED = 20
 def create(
     name: Name,
     store: Folder = None,
+    shards: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Where a new store keeps its images, such as s3://bucket/cars."),
+    ] = None,
     mode: Annotated[str, typer.Option(help="How images are stored: keep, seekable, or resize=N,quality=Q.")] = "keep",
     splits: Annotated[
         str | None, typer.Option(metavar="SPLIT=SHARE,...", help="Splits. Default: train=0.9,eval=0.1.")
@@ -60,7 +64,7 @@ def create(
     from headway.lifecycle.store.store import Store
 
     given = {"description": description, "license": license, "creator": creator, "url": url}
-    version = Store.make(store).create(
+    version = Store.make(store, shards=shards).create(
         name,
         mode=mode,
         splits=_parse_splits(splits),
@@ -316,13 +320,16 @@ def gc(
     ] = None,
     grace_hours: Annotated[float, typer.Option(min=0, help="Leave what is younger.")] = 24.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    moved: Annotated[
+        bool, typer.Option("--moved", help="Shards at an address: this copy of the store is the only one now.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Remove files that no version needs."""
     from dataclasses import asdict
 
     opened, _ = _open(store, "")
-    result = opened.collect_garbage(keep=keep, grace_s=grace_hours * 3600, dry_run=dry_run)
+    result = opened.collect_garbage(keep=keep, grace_s=grace_hours * 3600, dry_run=dry_run, is_moved=moved)
     print_result(asdict(result), as_json, result.describe(dry_run=dry_run))
 
 

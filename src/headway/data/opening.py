@@ -27,7 +27,8 @@ from headway.data.formats.pack_source import (
     list_entries,
 )
 from headway.data.store_address import StoreAddress, is_store_address
-from headway.data.tiers.remote_dataset import open_remote
+from headway.data.store_objects import find_remote_objects
+from headway.data.tiers.remote_dataset import RemoteShards, open_remote, open_remote_version
 from headway.data.unjoined import expect_joined
 from headway.storage.addresses import is_url
 
@@ -82,6 +83,8 @@ def open(
     columns, description, _ = load_columns(path)
     if description.format not in PACK_FORMATS:
         raise DataError(f"the pack format {description.format!r} is not known", where=str(path), fix=PACK_AGAIN)
+    if (objects := find_remote_objects(root, description.shards)) is not None:
+        return open_remote_version(root, columns, description, objects)
     for shard in description.shards:
         check_shard(root / shard.name, shard, description)
     return Dataset(root, columns, description, mapped=mapped)
@@ -129,7 +132,8 @@ def open_source(src: Path, columns: ColumnNames | None = None) -> PackSource:
     if src.is_dir() and not (src / COLUMNS_FILE).is_file() and detect.is_image_folder(src):
         return list_image_folder(src)
     try:
-        return build_pack_source(open(src))
+        dataset = open(src)
+        return build_pack_source(dataset, remote=isinstance(dataset.source, RemoteShards))
     except UsageError as error:
         if not error.fix.endswith(detect.PACK_FIX):
             raise

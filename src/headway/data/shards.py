@@ -199,8 +199,7 @@ class _OpenFile:
 
     def read_split(self, destination: memoryview, offset: int) -> int:
         """Reads the image of the split RecordIO record at `offset`."""
-        # A part has 8 bytes of header for 4 of magic number; 1 MiB more holds the record's own header and labels.
-        part_bytes = np.empty(2 * len(destination) + (1 << 20), np.uint8)
+        part_bytes = np.empty(recordio.compute_split_record_bound(len(destination)), np.uint8)
         image = _join_record_or_empty(part_bytes.data[: self.read_into(part_bytes.data, offset)], 0, len(destination))
         destination[: len(image)] = image
         return len(image)

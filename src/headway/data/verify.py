@@ -25,9 +25,10 @@ from headway.data.formats import recordio, trailer
 from headway.data.formats.byte_ranges import map_path
 from headway.data.formats.detect import PACK_FIX
 from headway.data.store_address import EVAL, MANIFEST_FILE, StoreAddress, is_store_address
+from headway.data.store_objects import read_objects_address
 from headway.data.unjoined import expect_joined
 from headway.data.version_columns import compute_content_fingerprint
-from headway.storage.addresses import parse_local_path
+from headway.storage.addresses import parse_local_path, redact_url
 
 _CHUNK_RECORDS = 1024
 _SET_NAMES = ("", "train", "eval")
@@ -76,12 +77,16 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] 
         progress: called with (samples done, samples in all).
 
     Raises:
-        UsageError: the folder is not a packed data set, is a part of one, or is a URL.
+        UsageError: the folder is not a packed data set, is a part of one, or is a URL; or the shards of the store are
+            not on this machine.
         DataError: a columns file is too damaged to check anything with it.
     """
     if is_store_address(folder):
         address = StoreAddress.parse(os.fspath(folder))
         root = address.resolve_split() if address.split else address.resolve()
+        if (place := read_objects_address(address.find_store())) is not None:
+            what = f"the shards of this store lie at {redact_url(place.address)}, and only local ones are read here"
+            raise UsageError(what, where=str(folder), fix="Check the whole store: headway dataset verify.")
     else:
         root = parse_local_path(folder, "Verify the folder before it is copied there, or a local copy.")
     # A split pack has a columns file in each set, an unsplit one in the folder itself.

@@ -38,7 +38,7 @@ from headway.data.tiers.layout import RecordLayout
 from headway.data.tiers.prefetch import FETCH_THREADS
 from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.tiers.state import STATE_FILE
-from headway.data.tiers.store import PACKS_FOLDER
+from headway.data.tiers.store import PACKS_FOLDER, name_cached_set
 from headway.doctor.page_cache import COLD, FileSpan, evict, measure_resident_share, restore_residency
 from headway.doctor.rate_measurement import build_window, measure_rate
 from headway.storage.addresses import get_cache_folder
@@ -176,7 +176,7 @@ def measure_storage(
         _RecordReader(dataset, tier.read, threads) as reader,
     ):
         warm = _measure_warm(dataset, order, batch, reader, seconds)
-    if (root / PACKS_FOLDER / dataset.fingerprint / STATE_FILE).exists():
+    if (root / PACKS_FOLDER / name_cached_set(dataset) / STATE_FILE).exists():
         return replace(warm, note=f"Records in the cache folder {root}.")
     return replace(warm, note=f"The cache folder {root} cannot be used: each read went to {_format_location(dataset)}.")
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 from headway.core.errors import UsageError
 from headway.core.recipe import LoadedRecipe
 from headway.data.store_address import EVAL, TRAIN, UNLABELLED, StoreAddress, is_store_address
+from headway.data.store_pins import write_pin
 from headway.setup.recipe import TrainRecipe
 
 
@@ -32,3 +35,17 @@ def pin_versions(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe]
         if pinned != uri:
             loaded = loaded.resolve(key, pinned, f"{uri} when the run began")
     return loaded
+
+
+def keep_versions(loaded: LoadedRecipe[TrainRecipe], run: Path) -> None:
+    """Makes stores keep the versions that a resolved recipe names, as long as the run folder is there.
+
+    Raises UsageError if a store is gone.
+    """
+    versions = defaultdict[Path, list[str]](list)
+    for uri in (loaded.recipe.data.train, loaded.recipe.data.eval):
+        if uri is not None and is_store_address(uri):
+            address = StoreAddress.parse(uri, base=loaded.base)
+            versions[address.find_store().resolve()].append(address.version)
+    for store, needed in versions.items():
+        write_pin(store, run, needed)

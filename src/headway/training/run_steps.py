@@ -30,6 +30,7 @@ from headway.setup.recipe import TrainRecipe
 from headway.setup.shared_inputs import SharedInputs
 from headway.setup.train_setup import TrainSetup
 from headway.setup.user_callbacks import NamedCallback, build_callbacks, name_callbacks
+from headway.setup.versions import keep_versions
 from headway.training.monitors import run_monitors
 from headway.training.progress import build_display
 from headway.training.results import describe_network_size, summarise, write_evaluation_panels, write_results
@@ -99,6 +100,9 @@ def continue_run(
         with closing(Trainer(setup, run, tracing, ranks, named)) as trainer:
             if checkpoint is not None:
                 trainer.resume(checkpoint)
+                # The folder may have been moved, or lie on a machine that the store does not see.
+                if is_lead:
+                    keep_versions(loaded, run.folder)
                 done = " It is at its end: nothing is left to do." if trainer.finished else ""
                 LOG.info(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
             if not trainer.finished and is_lead:
@@ -226,6 +230,7 @@ def record_recipe(run: RunFolder, setup: TrainSetup, ranks: Ranks | None) -> Non
     }
     loaded = setup.agreed_recipe
     more["recipe"] = None if loaded.path is None else str(loaded.path)
+    keep_versions(loaded, run.folder)
     run.write_json("provenance", collect_provenance(loaded.origins, loaded.base, **more))
     write_atomically(run.recipe_path, loaded.to_yaml())
 

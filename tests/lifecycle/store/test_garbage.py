@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
+import shutil
 import time
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +15,7 @@ from tests.lifecycle.store._pictures import addition, classes, draw, state
 
 import headway
 from headway.core.errors import DataError, UsageError
+from headway.data import store_pins
 from headway.lifecycle.store import garbage
 from headway.lifecycle.store.records import Change
 from headway.lifecycle.store.shard_objects import stage
@@ -72,6 +75,29 @@ def test_old_versions_go_when_asked_for_and_tagged_ones_stay(store: Store, tmp_p
     again = Change(operation="add", name="x", label="cat", sample=hashlib.sha256(draw(1)).hexdigest())
     with pytest.raises(UsageError, match="no bytes with the ID"):
         store.apply("pets", [again])
+
+
+def test_a_run_keeps_its_versions_as_long_as_its_folder_is_there(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = [store.apply("pets", [addition(tmp_path, f"{n}.png", n)]).version.version for n in range(4)]
+    (tmp_path / "run").mkdir()
+    store_pins.write_pin(store.folder, tmp_path / "run", [versions[0], versions[1], versions[3]])
+    # A run of another machine cannot be seen from here.
+    monkeypatch.setattr(platform, "node", lambda: "elsewhere")
+    store_pins.write_pin(store.folder, tmp_path / "far", [versions[2]])
+    monkeypatch.undo()
+    (store.folder / "pins/bad.json").write_text('{"run": "/", "host": "x", "versions": ["../.."]}')
+    age(store, 1e6)
+    result = store.collect_garbage(keep=1)
+    assert (result.pinned, len(result.versions)) == (3, 1)
+    assert result.describe(dry_run=False).endswith("Kept 3 older versions that runs need.")
+    assert len(list((store.folder / "pins").iterdir())) == 2
+    shutil.rmtree(tmp_path / "run")
+    assert set(store.collect_garbage(keep=1).versions) == {versions[0], versions[1]}
+    age(store, store_pins.UNSEEN_S)
+    assert store.collect_garbage(keep=1).versions == (versions[2],)
+    assert list((store.folder / "pins").iterdir()) == []
 
 
 def test_what_is_young_stays_and_leftovers_go(store: Store, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -65,31 +66,40 @@ def test_equal_versions_of_two_stores_have_equal_order_and_fingerprint(folder: P
 
 
 def test_a_run_keeps_the_version_that_it_began_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(folder / "store")
-    store.create("moving", start="digits@v1")
+    monkeypatch.setenv("HEADWAY_CACHE", str(folder / "cache"))
+    # Its shards lie elsewhere: nothing else differs.
+    far = ("--store", folder / "far", "--shards", folder / "bulk")
+    run_headway("dataset", "create", "moving", *far, "--splits", "train=0.75,eval=0.25")
+    store = Store(folder / "far")
+    store.add("moving", f"store:{folder / 'store'}//digits")
     recipe = write_recipe(
-        folder / "recipe.yaml", data={"train": "store:store//moving", "eval": "store:store//moving@v0"}, epochs=1
+        folder / "recipe.yaml", data={"train": "store:far//moving", "eval": "store:far//moving@v1"}, epochs=1
     )
     run = folder / "run"
     run_headway("train", recipe, "--run", run)
     version = store.resolve("moving").version
     resolved = yaml.safe_load((run / "recipe.yaml").read_text())["data"]
-    assert resolved["train"] == f"store:store//moving@{version}/train"
-    assert resolved["eval"] == f"store:store//moving@{version}/eval"
+    assert resolved["train"] == f"store:far//moving@{version}/train"
+    assert resolved["eval"] == f"store:far//moving@{version}/eval"
     origins = json.loads((run / "provenance.json").read_text())["origins"]
-    assert origins["data.train"] == "auto: store:store//moving when the run began"
+    assert origins["data.train"] == "auto: store:far//moving when the run began"
     accuracy = run_headway("evaluate", run, "--json").json()
     names = [one.name for one in store.list_samples("moving/eval")]
     store.label("moving", dict.fromkeys(names, "0"))
+    # Not even the garbage collection takes it away while the run is there.
+    kept = store.collect_garbage(keep=1, grace_s=0)
+    assert (kept.pinned, version in kept.versions) == (1, False)
     assert run_headway("evaluate", run, "--json").json() == accuracy
-    now = run_headway("evaluate", run, "--data", f"store:{folder / 'store'}//moving/eval", "--json").json()
+    now = run_headway("evaluate", run, "--data", f"store:{folder / 'far'}//moving/eval", "--json").json()
     assert now != accuracy
+    shutil.rmtree(run)
+    assert store.collect_garbage(keep=1, grace_s=0).versions == (version,)
     # The environment names the store where the address does not.
     monkeypatch.setenv("HEADWAY_STORE", str(folder / "store"))
-    run_headway("schedule", recipe, "data.train=store:moving@v0")
-    message = refused("train", recipe, "data.train=store:movin", status=2)
-    assert "data.train: store:movin" in message
-    assert "Did you mean 'moving'?" in message
+    run_headway("schedule", recipe, "data.train=store:digits@v1", "data.eval=store:digits")
+    message = refused("train", recipe, "data.train=store:digit", status=2)
+    assert "data.train: store:digit" in message
+    assert "Did you mean 'digits'?" in message
 
 
 def test_a_split_without_labels_cannot_be_trained_on(folder: Path) -> None:

@@ -65,7 +65,9 @@ def test_a_damaged_shard_is_found(store: Store) -> None:
 def test_a_missing_shard_is_found_and_does_not_open(store: Store) -> None:
     (shard,) = (store.folder / "objects").rglob("*.rec")
     shard.unlink()
-    assert any(shard.name in one.reason for one in store.verify())
+    (damage,) = store.verify()
+    assert damage.where.endswith(shard.name)
+    assert "16 samples" in damage.reason
     with pytest.raises(DataError, match="a shard is missing"):
         headway.open(f"store:{store.folder}//pets")
 

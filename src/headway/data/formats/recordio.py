@@ -14,7 +14,7 @@ import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ _COMPLETE, _FIRST, _MIDDLE, _LAST = range(4)
 _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
 _WRITE_BUFFER_BYTES = 1 << 20
 
+Lengths = TypeVar("Lengths", int, NDArray[np.int64])
 Label = float | NDArray[np.float32]
 """A scalar, or a vector of shape [k]."""
 
@@ -129,6 +130,12 @@ def compute_record_start(offset: int, labels: int) -> int:
         labels: length of a vector label; 0 for a scalar.
     """
     return offset - _FRAME.size - _HEADER.size - 4 * labels
+
+
+def compute_split_record_bound(length: Lengths) -> Lengths:
+    """Returns an upper bound of the bytes of a split record with an image of `length` bytes; also for an array."""
+    # A part has 8 bytes of header for 4 of magic number; 1 MiB more holds the record's own header and labels.
+    return 2 * length + (1 << 20)
 
 
 def join_record(view: memoryview, offset: int, length: int) -> bytes:

@@ -161,7 +161,11 @@ class RecordLayout:
         own_shard = np.minimum(shard[self._split_ids], len(self.shard_bytes) - 1)
         # The last record of a shard ends with the shard.
         is_last = (next_rank == len(order)) | (shard[following] != shard[self._split_ids])
-        return np.where(is_last, self.shard_bytes[own_shard], start[following])
+        ends = np.where(is_last, self.shard_bytes[own_shard], start[following])
+        # The next record that a version of a store has may lie much farther in the shard.
+        most = recordio.compute_split_record_bound(self._columns["length"][self._split_ids].astype(np.int64))
+        bounded: NDArray[np.int64] = np.minimum(ends, start[self._split_ids] + most)
+        return bounded
 
 
 def _compute_sort_keys(extents: Extents) -> NDArray[np.int64]:

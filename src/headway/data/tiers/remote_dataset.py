@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import final
 
@@ -20,6 +21,7 @@ from headway.data.columns import COLUMNS_FILE, PACK_FORMATS, DatasetDescription,
 from headway.data.dataset import Dataset
 from headway.data.pack_part import PART_FILE
 from headway.data.records import Records
+from headway.data.store_objects import RemoteObjects
 from headway.data.tiers.layout import Columns, Ids, RecordLayout, extract_image
 from headway.data.tiers.state import LOCKS_FILE, STATE_FILE
 from headway.data.tiers.store import PACKS_FOLDER
@@ -66,12 +68,33 @@ def open_remote(uri: str, cache_folder: str | os.PathLike[str] | None = None) ->
     return Dataset(Path(remote.display_uri), columns, description, source=RemoteShards(remote, columns, description))
 
 
+def open_remote_version(
+    folder: Path, columns: Columns, description: DatasetDescription, objects: RemoteObjects
+) -> Dataset:
+    """Opens columns on this machine whose shards lie at the address of a store; records are fetched as they are read.
+
+    No shard is looked at: one that is missing is found when a record of it is read.
+
+    Raises UsageError if no installed package can read such an address.
+    """
+    described = replace(description, shards=objects.shards)
+    source = RemoteShards(RemoteFolder(objects.address), columns, described, objects.home)
+    return Dataset(folder, columns, described, source=source)
+
+
 @final
 class RemoteShards:
-    """Reads remote records when asked for, one run after another, in the calling thread."""
+    """Reads remote records when asked for, one run after another, in the calling thread.
 
-    def __init__(self, remote: RemoteFolder, columns: Columns, description: DatasetDescription) -> None:
+    Attributes:
+        home: folder on this machine with files about the shards of a store, by the same names; None: not of a store.
+    """
+
+    def __init__(
+        self, remote: RemoteFolder, columns: Columns, description: DatasetDescription, home: Path | None = None
+    ) -> None:
         shards = description.shards
+        self.home = home
         self.remote = remote.reopen({shard.name: shard.size for shard in shards})
         self._columns = columns
         self._layout = RecordLayout(columns, shards)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import threading
 import time
@@ -34,6 +35,7 @@ from headway.data.tiers.layout import Ids, RecordLayout
 from headway.data.tiers.locks import ByteLocks
 from headway.data.tiers.sparse import SparseFiles
 from headway.data.tiers.state import LOCKS_FILE, STATE_FILE, USED_LOCK, StoreState, compute_share_bytes
+from headway.data.version_columns import has_sample_ids
 
 PACKS_FOLDER = "packs"
 WRITE_LOCK, EVICT_LOCK, READ_LOCK, FETCH_LOCK = 1, 2, 4, 16
@@ -76,7 +78,7 @@ class RecordStore:
 
     def __init__(self, dataset: Dataset, root: Path, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
-        self.folder = root / PACKS_FOLDER / dataset.fingerprint
+        self.folder = root / PACKS_FOLDER / name_cached_set(dataset)
         self.folder.mkdir(parents=True, exist_ok=True)
         shards = dataset.description.shards
         columns = {name: getattr(dataset, name) for name in ("shard", "offset", "length", "flags")}
@@ -359,3 +361,15 @@ class RecordStore:
                 self._lease_lock.release()
             if not self._ended_sides:
                 return
+
+
+def name_cached_set(dataset: Dataset) -> str:
+    """Returns the name of a set in a cache folder. Sets share it only if their records lie at the same places."""
+    if not has_sample_ids(dataset.columns):
+        return dataset.fingerprint
+    # Equal versions have equal fingerprints, also where stores have put the same records into other shards.
+    digest = hashlib.sha256("\n".join(shard.name for shard in dataset.description.shards).encode())
+    for name in ("shard", "offset", "flags"):
+        digest.update(dataset.columns[name].tobytes())
+    digest.update(dataset.fingerprint.encode())
+    return digest.hexdigest()

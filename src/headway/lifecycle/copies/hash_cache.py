@@ -22,6 +22,7 @@ from safetensors.numpy import load, save
 
 from headway.core.files import read_regular, write_atomically
 from headway.data.dataset import Dataset
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.version_columns import SAMPLE_ID
 from headway.lifecycle.copies.image_hashes import THUMBNAIL_SIZE, find_equal, view_keys
 
@@ -154,6 +155,8 @@ def _write(shard: Path, parts: Sequence[dict[str, NDArray[Any]]]) -> None:
 def _list_shards(dataset: Dataset) -> list[tuple[Path, NDArray[np.int64]]]:
     """Returns the path of each shard, and its samples."""
     order = np.argsort(dataset.shard, kind="stable")
-    names = [dataset.folder / shard.name for shard in dataset.description.shards]
+    # The hashes of shards at an address are on this machine all the same.
+    home = dataset.source.home if isinstance(dataset.source, RemoteShards) else None
+    names = [(home or dataset.folder) / shard.name for shard in dataset.description.shards]
     ends = np.searchsorted(dataset.shard[order], np.arange(len(names) + 1))
     return [(name, order[ends[number] : ends[number + 1]]) for number, name in enumerate(names)]

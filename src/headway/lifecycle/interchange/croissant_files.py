@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import date
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, final
 
 import numpy as np
@@ -28,6 +28,7 @@ from headway.data.dataset import Dataset
 from headway.data.formats.pack_source import EVAL_NAMES
 from headway.data.formats.tar_writer import guess_extension
 from headway.data.store_address import is_store_address
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.export.manifest import hash_file
 from headway.lifecycle.interchange.croissant import (
     CroissantFacts,
@@ -253,12 +254,26 @@ def _describe_files(sets: dict[str, Dataset], folder: Path) -> Iterator[Describe
     for split, dataset in sets.items():
         about = dataset.description
         prefix = f"{split}-" if split else ""
-        kind, shards = about.format, [shard.name for shard in about.shards]
-        for number, name in enumerate(shards):
+        kind = about.format
+        told = f"Images: {_SHARDS[kind]}."
+        for number, shard in enumerate(about.shards):
+            name = shard.name
+            # Shards at an address are not fetched: their names say their SHA-256.
+            if isinstance(dataset.source, RemoteShards):
+                if name not in seen:
+                    seen.add(name)
+                    yield DescribedFile(
+                        id=f"{prefix}shard-{number:05}",
+                        path=f"{dataset.source.remote.display_uri}/{name}",
+                        size=shard.size,
+                        sha256=PurePosixPath(name).stem,
+                        media_type=_MEDIA_TYPES[kind],
+                        about=told,
+                    )
+                continue
             if (real := os.path.realpath(dataset.folder / name)) in seen:
                 continue
             seen.add(real)
-            told = f"Images: {_SHARDS[kind]}."
             yield _describe_file(dataset.folder / name, folder, f"{prefix}shard-{number:05}", _MEDIA_TYPES[kind], told)
         told = f"Columns of the samples; the fingerprint of the data set is {about.fingerprint}."
         yield _describe_file(dataset.folder / COLUMNS_FILE, folder, f"{prefix}columns", _OCTETS, told)

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, final
 
+import numpy as np
+
 from headway.core.errors import DataError, UsageError
 from headway.core.files import describe_os_error, open_regular, read_regular, write_atomically
 from headway.core.text_format import pluralise
 from headway.core.untrusted_json import JsonError, parse_object
-from headway.data.formats.byte_ranges import map_path
 from headway.data.formats.pack_source import EVAL_NAMES
 from headway.data.store_address import EVAL, StoreAddress, is_store_address
 from headway.lifecycle.interchange import lists
@@ -30,14 +31,13 @@ from headway.lifecycle.interchange.convert import (
     write_annotations,
 )
 from headway.lifecycle.interchange.store_facts import StoreFacts, build_facts, read_facts
-from headway.lifecycle.store.compaction import read_image
 from headway.lifecycle.store.ingest import Progress
 from headway.lifecycle.store.manifest import Schema, normalise_name
 from headway.lifecycle.store.records import Change, Outcome
 from headway.lifecycle.store.rows import NO_LABEL, Rows
 from headway.lifecycle.store.setters import UNKNOWN
-from headway.lifecycle.store.shard_objects import get_object_path
 from headway.lifecycle.store.store import Store
+from headway.lifecycle.store.stored_rows import read_images
 from headway.storage.addresses import is_url
 
 _FILES = (*LISTS, ".json", ".xml")
@@ -300,19 +300,11 @@ def _clean_name(by: str) -> str:
 
 def _write_images(store: Store, rows: Rows, folder: Path, *, overwrite: bool, progress: Progress | None) -> int:
     """Writes the stored images by their names, which never lead out of a folder. Returns how many were not there."""
-    views: dict[int, memoryview] = {}
     written = 0
-    for row, name in enumerate(rows.names):
+    for row, data in read_images(store.folder, rows, np.arange(len(rows))):
         if progress is not None:
             progress(row + 1, len(rows))
-        number = int(rows.shard[row])
-        if number not in views:
-            views[number] = map_path(get_object_path(store.folder, rows.shards[number].digest))
-        data = read_image(views[number], rows, row)
-        if hashlib.sha256(data).digest() != rows.sample_id[row].tobytes():
-            what = "the stored bytes are not those of the sample's ID"
-            raise DataError(what, where=name, fix="headway dataset verify lists what is damaged.")
-        path = folder / name
+        path = folder / rows.names[row]
         try:
             if path.is_file() and read_regular(path) == data:
                 continue

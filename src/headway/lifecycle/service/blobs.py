@@ -21,9 +21,10 @@ from headway.core.errors import HeadwayError
 from headway.data.columns import FLAG_SPLIT
 from headway.export.serve.problems import ProblemError
 from headway.lifecycle.service.problems import refuse
+from headway.lifecycle.store.objects import Objects
+from headway.lifecycle.store.open_objects import open_objects
 from headway.lifecycle.store.records import Version
 from headway.lifecycle.store.rows import Ids, Rows
-from headway.lifecycle.store.shard_objects import get_object_path
 from headway.lifecycle.store.store import Store
 from headway.lifecycle.store.version_files import get_version_folder
 
@@ -40,13 +41,15 @@ class Blob:
     """The place of the bytes of a sample.
 
     Attributes:
-        path: of the shard.
+        objects: the objects of the store.
+        shard: SHA-256 of its shard.
         offset: where its bytes are there, or its record.
         length: number of its bytes.
         is_split: the record holds them in several parts.
     """
 
-    path: Path
+    objects: Objects
+    shard: str
     offset: int
     length: int
     is_split: bool = False
@@ -82,18 +85,17 @@ class BlobIndex:
             row = int(rows.find(np.array([key], "S32"))[0])
             if row >= 0:
                 _, shard, offset, length, is_split = next(_list_places(rows, np.array([row])))
-                return Blob(get_object_path(self._store.folder, shard), offset, length, is_split)
+                return Blob(open_objects(self._store.folder), shard, offset, length, is_split)
         with self._lock, closing(self._connect()) as database:
             for head in heads.values():
                 self._note_removals(database, head)
             found = database.execute(
                 "select shard, offset, length, is_split from removed where sample = ?", (key,)
             ).fetchone()
-        if found is not None:
-            path = get_object_path(self._store.folder, found[0])
-            # Else it was collected as garbage, with the versions that had it.
-            if path.exists():
-                return Blob(path, found[1], found[2], bool(found[3]))
+        # Else it was collected as garbage, with the versions that had it.
+        objects = open_objects(self._store.folder)
+        if found is not None and objects.measure(found[0]) is not None:
+            return Blob(objects, found[0], found[1], found[2], bool(found[3]))
         raise refuse("not-found", "no sample has these bytes", "GET /datasets/{id}/samples lists them.")
 
     def _connect(self) -> sqlite3.Connection:

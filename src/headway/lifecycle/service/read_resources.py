@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import re
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -13,8 +12,7 @@ from fastapi import Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from PIL import Image
 
-from headway.data.formats import recordio
-from headway.data.formats.byte_ranges import map_path
+from headway.core.errors import DataError
 from headway.export.serve.image_check import BadImageError, measure_image
 from headway.lifecycle.service import croissant
 from headway.lifecycle.service.blobs import Blob
@@ -26,6 +24,7 @@ from headway.lifecycle.service.pixels import PixelBudget
 from headway.lifecycle.service.problems import refuse
 from headway.lifecycle.service.structured_fields import format_bytes, matches_tag, prefers
 from headway.lifecycle.service.write_resources import DatasetName
+from headway.lifecycle.store.objects import read_stored_image
 
 CHUNK_BYTES = 1 << 20
 THUMB_SIDES = (64, 128, 256, 512)
@@ -214,16 +213,14 @@ def _parse_range(text: str, length: int) -> tuple[int, int] | None:
 
 
 def _read(blob: Blob, start: int, end: int) -> bytes:
-    if blob.is_split:
-        return recordio.join_record(map_path(blob.path), blob.offset, blob.length)[start:end]
     try:
-        descriptor = os.open(blob.path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        if blob.is_split:
+            return read_stored_image(blob.objects, blob.shard, blob.offset, blob.length, is_split=True)[start:end]
+        return blob.objects.read(blob.shard, blob.offset + start, min(end, blob.length) - start)
+    except DataError:
+        if blob.objects.measure(blob.shard) is not None:
+            raise
         raise refuse("gone", "the shard of the sample is missing", "headway dataset verify says more.") from None
-    try:
-        return os.pread(descriptor, min(end, blob.length) - start, blob.offset + start)
-    finally:
-        os.close(descriptor)
 
 
 async def _stream(blob: Blob, start: int, end: int) -> AsyncIterator[bytes]:

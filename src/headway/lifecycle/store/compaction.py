@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from headway.core.errors import DataError
 from headway.data.columns import FLAG_SPLIT
-from headway.data.formats import recordio
-from headway.data.formats.byte_ranges import map_path
 from headway.data.formats.recordio import RecordioWriter
 from headway.lifecycle.copies.hash_cache import copy_kept_hashes
 from headway.lifecycle.store.ingest import SHARD_BYTES
+from headway.lifecycle.store.objects import get_object_path
+from headway.lifecycle.store.open_objects import open_objects
 from headway.lifecycle.store.rows import Ids, Rows, ShardObject
-from headway.lifecycle.store.shard_objects import get_object_path, hash_file, keep_object
+from headway.lifecycle.store.shard_objects import hash_file
+from headway.lifecycle.store.stored_rows import read_images
 
 SMALL_BYTES = 16 << 20
 """Shards below this size are joined: opening one takes about as long as reading 100 kB."""
@@ -51,18 +51,10 @@ def _join(store: Path, path: Path, rows: Rows, moving: Ids) -> Rows:
     """Writes these samples into one shard."""
     pack_id = int.from_bytes(hashlib.sha256(rows.sample_id[moving].tobytes()).digest()[:8])
     writer = RecordioWriter(path, path.with_suffix(".idx"), pack_id)
-    views: dict[int, memoryview] = {}
     places = {name: rows.places[name].copy() for name in ("offset", "flags")}
     try:
-        for index, row in enumerate(moving.tolist()):
-            number = int(rows.shard[row])
-            if number not in views:
-                views[number] = map_path(get_object_path(store, rows.shards[number].digest))
-            image = read_image(views[number], rows, row)
-            # A damaged record must not be copied: its new shard would look sound.
-            if hashlib.sha256(image).digest() != rows.sample_id[row].tobytes():
-                what = "the stored bytes are not those of the sample's ID"
-                raise DataError(what, where=rows.names[row], fix="headway dataset verify lists what is damaged.")
+        # A damaged record must not be copied: its new shard would look sound.
+        for index, (row, image) in enumerate(read_images(store, rows, moving)):
             place = writer.append(image, 0.0, index)
             places["offset"][row] = place.offset
             places["flags"][row] = int(places["flags"][row]) & ~FLAG_SPLIT | FLAG_SPLIT * place.split
@@ -70,18 +62,10 @@ def _join(store: Path, path: Path, rows: Rows, moving: Ids) -> Rows:
     finally:
         writer.abandon()
     digest = hash_file(path)
-    keep_object(store, path, digest)
-    old = [get_object_path(store, rows.shards[number].digest) for number in views]
+    open_objects(store).keep(path, digest)
+    old = [get_object_path(store, rows.shards[number].digest) for number in np.unique(rows.shard[moving]).tolist()]
     copy_kept_hashes(old, get_object_path(store, digest), rows.sample_id[moving])
     shard = rows.shard.copy()
     shard[moving] = len(rows.shards)
     joined = ShardObject(digest, writer.size_bytes, pack_id)
     return replace(rows, shards=(*rows.shards, joined), shard=shard, places={**rows.places, **places})
-
-
-def read_image(view: memoryview, rows: Rows, row: int) -> bytes:
-    """Returns the stored bytes of a sample out of its shard. Raises DataError if the record is damaged."""
-    offset, length = int(rows.places["offset"][row]), int(rows.places["length"][row])
-    if rows.places["flags"][row] & FLAG_SPLIT:
-        return recordio.join_record(view, offset, length)
-    return bytes(view[offset : offset + length])

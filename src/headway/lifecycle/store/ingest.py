@@ -31,9 +31,10 @@ from headway.data.pack_set import pack_set, use_strict_pillow
 from headway.data.reference import GRAY_MODES
 from headway.data.version_columns import has_sample_ids
 from headway.lifecycle.store.manifest import Schema
+from headway.lifecycle.store.open_objects import open_objects
 from headway.lifecycle.store.records import Rejected
 from headway.lifecycle.store.rows import PLACE_TYPES, ShardObject
-from headway.lifecycle.store.shard_objects import copy_and_hash, hash_file, keep_object
+from headway.lifecycle.store.shard_objects import copy_and_hash, hash_file
 
 SHARD_BYTES = 1 << 30
 _CHUNK_RECORDS = 256
@@ -84,6 +85,7 @@ def pack_images(
     Raises:
         UsageError: the mode needs the native core, and it is not built.
         OSError: the store cannot be written.
+        HeadwayError: the address of its shards cannot be written.
     """
     mode = PackMode.parse(schema.mode)
     if mode.kind == "seekable" and not native.is_available():
@@ -115,10 +117,10 @@ def pack_images(
     kept = [int(text[begin:end]) for begin, end in pairwise(offsets)]
     with closing(Dataset(staging, part.columns, part.description)) as dataset:
         stored = _identify(dataset, np.array(kept, np.int64))
-    shards = []
+    shards, objects = [], open_objects(store)
     for shard in part.description.shards:
         digest = hash_file(staging / shard.name)
-        keep_object(store, staging / shard.name, digest)
+        objects.keep(staging / shard.name, digest)
         shards.append(ShardObject(digest, shard.size, part.description.pack_id))
     return replace(stored, shards=tuple(shards), rejected=rejected)
 
@@ -139,6 +141,7 @@ def adopt_pack(dataset: Dataset, store: Path, staging: Path) -> StoredImages:
     Raises:
         DataError: the pack is damaged.
         OSError: the store cannot be written.
+        HeadwayError: the address of its shards cannot be written.
     """
     shards, copies = [], []
     description = dataset.description
@@ -149,8 +152,9 @@ def adopt_pack(dataset: Dataset, store: Path, staging: Path) -> StoredImages:
         copies.append((copy, digest))
         shards.append(ShardObject(digest, shard.size, description.pack_id))
     stored = _identify(dataset, np.arange(len(dataset)))
+    objects = open_objects(store)
     for copy, digest in copies:
-        keep_object(store, copy, digest)
+        objects.keep(copy, digest)
     return replace(stored, shards=tuple(shards))
 
 

@@ -20,8 +20,9 @@ from headway.core.files import sync_folder
 from headway.data.columns import COLUMNS_FILE, compute_fingerprint, load_columns
 from headway.data.store_address import MANIFEST_FILE, VERSIONS
 from headway.lifecycle.store.manifest import Manifest, load_manifest
+from headway.lifecycle.store.objects import get_object_path
+from headway.lifecycle.store.open_objects import open_objects
 from headway.lifecycle.store.rows import Rows
-from headway.lifecycle.store.shard_objects import get_object_path
 from headway.lifecycle.store.version_files import build_columns, get_version_folder
 
 ALL_COLUMNS = "headway_columns"
@@ -86,10 +87,13 @@ def write_version(store: Path, staging: Path, rows: Rows, manifest: Manifest) ->
 
 def expect_files(store: Path, version: NewVersion) -> None:
     """Raises DataError if a file of a published version is missing."""
-    paths = [get_version_folder(store, version.version), *(get_object_path(store, name) for name in version.shards)]
-    if missing := [path for path in paths if not path.exists()]:
+    folder, objects = get_version_folder(store, version.version), open_objects(store)
+    missing = [str(get_object_path(store, name)) for name in version.shards if objects.measure(name) is None]
+    if not folder.exists():
+        missing = [str(folder)]
+    if missing:
         what = "a file of the new version is missing: was it collected as garbage, with too short a grace?"
-        raise DataError(what, where=str(missing[0]), fix="Make the change again.")
+        raise DataError(what, where=missing[0], fix="Make the change again.")
 
 
 def expect_version(store: Path, version: str) -> None:
@@ -137,7 +141,8 @@ def _find_shards(store: Path, version: str) -> frozenset[str] | None:
         for split in load_manifest(folder).splits:
             _, description, _ = load_columns(folder / split / COLUMNS_FILE)
             shards |= {PurePosixPath(shard.name).stem: shard.size for shard in description.shards}
-        is_whole = all(get_object_path(store, name).stat().st_size == size for name, size in shards.items())
-    except (DataError, OSError):
+    except DataError:
         return None
+    objects = open_objects(store)
+    is_whole = all(objects.measure(name) == size for name, size in shards.items())
     return frozenset(shards) if is_whole else None

@@ -1,4 +1,4 @@
-"""Shards in a store: files named by the SHA-256 of their bytes. Each appears only when whole, and never changes."""
+"""Files of a store in the making: folders that are staged, locks, and digests."""
 
 from __future__ import annotations
 
@@ -9,21 +9,15 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from headway.core.errors import DataError, HeadwayError
 from headway.core.files import describe_os_error, open_regular, sync_folder
 from headway.data.store_address import OBJECTS, VERSIONS
 
-EXTENSION = ".rec"
 STAGING, LOCKS = "staging", "locks"
 _COPY_BYTES = 1 << 22
-
-
-def get_object_path(store: Path, digest: str) -> Path:
-    """Returns the path of an object. The first two digits are a folder, so that no folder gets too long to list."""
-    return store / OBJECTS / digest[:2] / f"{digest}{EXTENSION}"
 
 
 def make_folders(store: Path) -> None:
@@ -65,14 +59,25 @@ def is_abandoned(folder: Path) -> bool:
 
 
 @contextmanager
-def lock_name(store: Path, name: str) -> Iterator[None]:
-    """Keeps other processes, and other threads, from committing to a data set in the block. Raises OSError."""
+def lock_name(store: Path, name: str, *, wait: bool = True) -> Iterator[bool]:
+    """Keeps other processes, and other threads, out of blocks with the same name, such as that of a data set.
+
+    Args:
+        wait: False: yields False at once if somebody else is in such a block. It yields True otherwise.
+
+    Raises OSError.
+    """
     path = store / LOCKS / name
     # A store of an earlier version has no such folder.
     path.parent.mkdir(exist_ok=True)
     path.touch()
-    with _hold(path, fcntl.LOCK_EX):
-        yield
+    with ExitStack() as held:
+        try:
+            held.enter_context(_hold(path, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)))
+            is_locked = True
+        except BlockingIOError:
+            is_locked = False
+        yield is_locked
 
 
 @contextmanager
@@ -83,21 +88,6 @@ def _hold(path: Path, operation: int) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def keep_object(store: Path, path: Path, digest: str) -> None:
-    """Moves a staged file, which is on the disk already, to its place. Raises OSError."""
-    target = get_object_path(store, digest)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Nobody may write into a shard that several versions share.
-    path.chmod(0o444)
-    # Its time says to the garbage collection that somebody is about to use it.
-    os.utime(path)
-    # Also over one that is there: it has the same bytes, or it is damaged. Who has mapped it keeps what it has.
-    os.replace(path, target)
-    # Both, although another process may have made the folder: it may not have come so far.
-    sync_folder(target.parent)
-    sync_folder(target.parent.parent)
 
 
 def hash_file(path: Path) -> str:
@@ -128,11 +118,6 @@ def copy_and_hash(source: Path, target: Path) -> str:
         written.flush()
         os.fsync(written.fileno())
     return digest.hexdigest()
-
-
-def list_objects(store: Path) -> Iterator[Path]:
-    """Yields the paths of all objects."""
-    yield from sorted((store / OBJECTS).glob(f"??/*{EXTENSION}"))
 
 
 def is_older(path: Path, age_s: float) -> bool:

@@ -17,12 +17,11 @@ import numpy as np
 from headway.core.errors import DataError, HeadwayError, UsageError
 from headway.core.files import sync_folder
 from headway.core.mounts import is_on_network
-from headway.data.formats.byte_ranges import map_path
+from headway.data.columns import FLAG_SPLIT
 from headway.data.store_address import DATABASE, STORE_VARIABLE, StoreAddress, find_store
 from headway.lifecycle.store.additions import Additions, prepare_changes, prepare_source
 from headway.lifecycle.store.change_rows import change_rows, find_targets
 from headway.lifecycle.store.committing import Committer, Proposal
-from headway.lifecycle.store.compaction import read_image
 from headway.lifecycle.store.copy_splits import FindCopies
 from headway.lifecycle.store.differences import build_difference
 from headway.lifecycle.store.garbage import GarbageResult, collect_garbage
@@ -31,6 +30,8 @@ from headway.lifecycle.store.history import Entry, History, NewEntry, create_dat
 from headway.lifecycle.store.ingest import Progress
 from headway.lifecycle.store.manifest import Schema
 from headway.lifecycle.store.merging import Side, merge_rows
+from headway.lifecycle.store.objects import read_stored_image
+from headway.lifecycle.store.open_objects import open_objects
 from headway.lifecycle.store.publishing import expect_version, write_version
 from headway.lifecycle.store.records import (
     KINDS,
@@ -43,10 +44,11 @@ from headway.lifecycle.store.records import (
     StaleVersionError,
     Version,
 )
+from headway.lifecycle.store.remote_objects import claim_address, expect_address
 from headway.lifecycle.store.rows import Rows, build_empty
 from headway.lifecycle.store.rows_cache import RowsCache
 from headway.lifecycle.store.setters import count_setters, list_setters
-from headway.lifecycle.store.shard_objects import get_object_path, make_folders, stage
+from headway.lifecycle.store.shard_objects import make_folders, stage
 from headway.lifecycle.store.steps import Step, label_sample, name_user, remove_sample
 from headway.lifecycle.store.summary import Summary, summarise
 from headway.lifecycle.store.verify_store import StoreDamage, verify_store
@@ -79,10 +81,16 @@ class Store:
         self._hashing = dict[str, threading.Lock]()
 
     @staticmethod
-    def make(folder: str | os.PathLike[str] | None = None) -> Store:
+    def make(folder: str | os.PathLike[str] | None = None, *, shards: str | None = None) -> Store:
         """Opens the store in a folder, or creates one in an empty or missing folder.
 
-        Raises UsageError if the folder holds other files, or lies on a network file system.
+        Args:
+            shards: address at which a new store keeps its shards, such as `s3://bucket/cars`; None: in its folder.
+
+        Raises:
+            UsageError: the folder holds other files, or lies on a network file system; or the store is there and has
+                its shards elsewhere, or another store has its shards at the address.
+            HeadwayError: the folder or the address cannot be written.
         """
         named = os.fspath(folder) if folder is not None else os.environ.get(STORE_VARIABLE, "")
         if not named:
@@ -97,11 +105,16 @@ class Store:
                 raise UsageError("this is not a store, and not empty", where=str(path), fix="Choose another folder.")
             try:
                 path.mkdir(parents=True, exist_ok=True)
+                if shards is not None:
+                    claim_address(path, shards)
+                # Last: without it, there is no store.
                 create_database(path)
                 sync_folder(path.parent)
             except OSError as error:
                 what = f"the store cannot be created ({error.strerror})"
                 raise HeadwayError(what, where=str(path), fix="Choose another folder.") from error
+        elif shards is not None:
+            expect_address(path, shards)
         return Store(path)
 
     def create(
@@ -195,7 +208,8 @@ class Store:
                 unlabelled=unlabelled,
                 progress=progress,
             )
-        find_copies = None if ignore_near_copies else self._hash(name, [head_rows, *additions.rows], progress)
+            hashed = [head_rows, *additions.rows]
+            find_copies = None if ignore_near_copies else self._hash(name, hashed, progress, staging)
         message = message or f"add {os.fspath(source)}"
         step = Step(additions=additions, find_copies=find_copies)
         return replace(self._submit(name, lambda _: step, by, message, expected=expected), notes=additions.notes)
@@ -226,7 +240,9 @@ class Store:
             StaleVersionError: another version is the newest one; nothing was changed.
         """
         others = [change for change in changes if change.operation != "add"]
-        additions, hashed = Additions(), list[Rows]()
+        additions = Additions()
+        # Labels alone are compared by the hashes that are there: nothing is decoded for them.
+        find_copies = None if ignore_near_copies else self._hash(name, [], progress)
         if len(others) < len(changes):
             _, head = self.history.find(name)
             head_rows = self.rows.read(head.version)
@@ -235,10 +251,9 @@ class Store:
             change_rows(head_rows, others)
             with stage(self.folder) as staging:
                 additions = prepare_changes(self.folder, staging, head_rows.schema, changes, progress)
-            hashed = [head_rows, *additions.rows]
+                if find_copies is not None:
+                    find_copies = self._hash(name, [head_rows, *additions.rows], progress, staging)
         stored = [change for change in changes if change.operation == "add" and change.file is None]
-        # Labels alone are compared by the hashes that are there: nothing is decoded for them.
-        find_copies = None if ignore_near_copies else self._hash(name, hashed, progress)
         step = Step(changes=others, additions=additions, stored=stored, find_copies=find_copies)
         return self._submit(
             name,
@@ -373,8 +388,10 @@ class Store:
         """
         rows = self.read_rows(address)
         (row,) = find_targets(rows, [remove_sample(sample)]).tolist()
-        shard = map_path(get_object_path(self.folder, rows.shards[rows.shard[row]].digest))
-        data = read_image(shard, rows, row)
+        offset, length, flags = (int(rows.places[column][row]) for column in ("offset", "length", "flags"))
+        shard = rows.shards[rows.shard[row]].digest
+        is_split = bool(flags & FLAG_SPLIT)
+        data = read_stored_image(open_objects(self.folder), shard, offset, length, is_split=is_split)
         if hashlib.sha256(data).digest() != rows.sample_id[row].tobytes():
             what = "the stored bytes are not those of the sample's ID"
             raise DataError(what, where=f"{address}, {rows.names[row]}", fix="Run headway dataset verify.")
@@ -386,19 +403,25 @@ class Store:
         return self.history.tag(place.name, tag, place.version, replace=replace)
 
     def collect_garbage(
-        self, *, keep: int | None = None, grace_s: float = GRACE_S, dry_run: bool = False
+        self, *, keep: int | None = None, grace_s: float = GRACE_S, dry_run: bool = False, is_moved: bool = False
     ) -> GarbageResult:
         """Removes files that no version needs, once they are older than a grace.
 
         Args:
-            keep: also removes all versions but the newest so many of each data set and those with tags.
+            keep: also removes all versions but the newest so many of each data set, those with tags, and those that
+                runs were trained on whose folders are there.
             grace_s: seconds for which everything stays: a running job may be about to use it.
             dry_run: only counts.
+            is_moved: this folder is a copy of the store that owned the shards at an address, and that is no more.
 
         Raises:
+            UsageError: another store may need the shards; nothing was removed.
             DataError: a version is damaged, so what it needs is unknown; nothing was removed.
+            HeadwayError: the address of the shards cannot be reached; the next call goes on.
         """
-        return collect_garbage(self.folder, self.history, keep=keep, grace_s=grace_s, dry_run=dry_run)
+        return collect_garbage(
+            self.folder, self.history, keep=keep, grace_s=grace_s, dry_run=dry_run, is_moved=is_moved
+        )
 
     def verify(self, progress: Progress | None = None) -> list[StoreDamage]:
         """Reads every byte of the store, and returns what is damaged or missing."""
@@ -418,16 +441,19 @@ class Store:
         if expected is not None and expected != head.version:
             raise StaleVersionError(name, expected, head.version)
 
-    def _hash(self, name: str, parts: Sequence[Rows], progress: Progress | None) -> FindCopies:
+    def _hash(
+        self, name: str, parts: Sequence[Rows], progress: Progress | None, staging: Path | None = None
+    ) -> FindCopies:
         """Keeps the hashes of all these samples, and returns what finds near copies by them.
 
         Args:
             parts: first those of the newest version.
+            staging: folder in which the shards of new ones may still lie.
         """
         for place, rows in enumerate(parts):
             # An earlier Headway kept no hashes. Additions at the same time must not each decode all of these images.
             with nullcontext() if place else self._hashing.setdefault(name, threading.Lock()):
-                hash_rows(self.folder, rows, progress=progress)
+                hash_rows(self.folder, rows, staging=staging, progress=progress)
         return partial(find_copies, self.folder)
 
     def _submit(self, name: str, change: Callable[[Rows], Step], by: str | None, message: str, **more: Any) -> Outcome:

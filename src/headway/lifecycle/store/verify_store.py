@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 from headway.core.errors import DataError
-from headway.core.files import describe_os_error
 from headway.core.printable import escape_controls
-from headway.data.columns import COLUMNS_FILE, compute_fingerprint, load_columns
-from headway.data.formats.byte_ranges import map_path
+from headway.core.text_format import pluralise
+from headway.data.columns import COLUMNS_FILE, FLAG_SPLIT, compute_fingerprint, load_columns
 from headway.data.store_address import VERSIONS
 from headway.data.version_columns import compute_content_fingerprint
-from headway.lifecycle.store.compaction import read_image
 from headway.lifecycle.store.history import History, list_kept_versions
 from headway.lifecycle.store.ingest import Progress
 from headway.lifecycle.store.manifest import load_manifest
+from headway.lifecycle.store.objects import Objects, get_object_path, read_view
+from headway.lifecycle.store.open_objects import open_objects
 from headway.lifecycle.store.publishing import ALL_COLUMNS
 from headway.lifecycle.store.rows import Rows
-from headway.lifecycle.store.shard_objects import get_object_path, hash_file, list_objects
 from headway.lifecycle.store.version_files import read_split
 
 
@@ -39,7 +39,11 @@ class StoreDamage:
 
 
 def verify_store(store: Path, history: History, progress: Progress | None = None) -> list[StoreDamage]:
-    """Checks all shards, and all versions that are there. Returns what is damaged or missing."""
+    """Checks all shards, and all versions that are there. Returns what is damaged or missing.
+
+    Raises UsageError if no installed package reads the address of the shards.
+    """
+    objects = open_objects(store)
     with history.read() as database:
         named = list_kept_versions(database, 1)
     folders = sorted((store / VERSIONS).glob("*"))
@@ -49,35 +53,68 @@ def verify_store(store: Path, history: History, progress: Progress | None = None
         )
         for version in sorted(named - {folder.name for folder in folders})
     ]
-    objects = list(list_objects(store))
-    total, done = len(objects) + len(folders), 0
-    # Each record is read once, however many versions have it.
-    seen: dict[str, set[tuple[int, bytes]]] = {}
-    for path in objects:
-        damages += _check_object(store, path)
+    # By shard: each record is read once, however many versions have it, and so is each shard.
+    wanted = defaultdict[str, _Records](dict)
+    entries = {path.stem: path for path in objects.list_entries()}
+    total, done = len(folders) + len(entries), 0
+    for folder in folders:
+        damages += _check_version(store, folder, wanted)
         done += 1
         if progress:
             progress(done, total)
-    for folder in folders:
-        damages += _check_version(store, folder, seen)
-        done += 1
+    for digest in sorted({*entries, *wanted}):
+        where = get_object_path(store, digest).relative_to(store)
+        damages += _check_object(objects, digest, str(where), wanted[digest])
+        done += digest in entries
         if progress:
             progress(done, total)
     return damages
 
 
-def _check_object(store: Path, path: Path) -> Iterator[StoreDamage]:
-    where = str(path.relative_to(store))
+@final
+class _Record(NamedTuple):
+    """A record to read, and the sample of a split that it was found in. Small, since there may be millions."""
+
+    rows: Rows
+    row: int
+    split: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.split}, sample {self.rows.names[self.row]}"
+
+    def read(self, shard: memoryview) -> bytes:
+        """Returns its image. Raises DataError if it is damaged."""
+        offset, length, flags = (int(self.rows.places[name][self.row]) for name in ("offset", "length", "flags"))
+        return read_view(shard, offset, length, is_split=bool(flags & FLAG_SPLIT))
+
+
+_Records = dict[tuple[int, bytes], _Record]
+"""Records of a shard, by their offset and the SHA-256 of the image."""
+
+
+def _check_object(objects: Objects, digest: str, where: str, records: _Records) -> Iterator[StoreDamage]:
+    """Compares the bytes of a shard with its name, and those of each sample in it with its ID."""
     try:
-        digest = hash_file(path)
-    except OSError as error:
-        yield StoreDamage(where=where, reason=f"it cannot be read ({describe_os_error(error)})")
-        return
-    if digest != path.stem:
-        yield StoreDamage(where=where, reason="its bytes have changed: their SHA-256 is not its name")
+        with objects.open(digest) as view:
+            if hashlib.sha256(view).hexdigest() != digest:
+                yield StoreDamage(where=where, reason="its bytes have changed: their SHA-256 is not its name")
+            for (_, sample), record in records.items():
+                try:
+                    data = record.read(view)
+                except DataError as error:
+                    yield StoreDamage(where=record.where, reason=error.what)
+                    continue
+                if hashlib.sha256(data).digest() != sample:
+                    yield StoreDamage(where=record.where, reason="its bytes are not those of its ID")
+    except DataError as error:
+        first = next(iter(records.values()), None)
+        lost = "" if first is None else f"; it holds {pluralise(len(records), 'sample')}, such as {first.where}"
+        yield StoreDamage(where=where, reason=f"{error.what}{lost}")
 
 
-def _check_version(store: Path, folder: Path, seen: dict[str, set[tuple[int, bytes]]]) -> Iterator[StoreDamage]:
+def _check_version(store: Path, folder: Path, wanted: defaultdict[str, _Records]) -> Iterator[StoreDamage]:
+    """Checks the files of a version, and notes its records in `wanted`."""
     where = str(folder.relative_to(store))
     try:
         manifest = load_manifest(folder)
@@ -94,32 +131,11 @@ def _check_version(store: Path, folder: Path, seen: dict[str, set[tuple[int, byt
         is_sound = metadata.get(ALL_COLUMNS) == compute_fingerprint(columns)
         if not is_sound or compute_content_fingerprint(columns) != manifest.splits[split].fingerprint:
             yield StoreDamage(where=f"{where}/{split}", reason="a column is damaged (the fingerprint does not match)")
-        yield from _check_records(store, f"{where}/{split}", rows, seen)
+        _note_records(f"{where}/{split}", rows, wanted)
 
 
-def _check_records(
-    store: Path, where: str, rows: Rows, seen: dict[str, set[tuple[int, bytes]]]
-) -> Iterator[StoreDamage]:
-    """Compares the bytes of each sample with its ID."""
-    offset = rows.places["offset"].tolist()
-    views: dict[int, memoryview | None] = {}
-    for number, shard in enumerate(rows.shards):
-        path = get_object_path(store, shard.digest)
-        try:
-            views[number] = map_path(path)
-        except DataError as error:
-            views[number] = None
-            yield StoreDamage(where=where, reason=f"{path.relative_to(store)}: {error.what}")
-    for row, number in enumerate(rows.shard.tolist()):
-        view, digest = views[number], rows.sample_id[row].tobytes()
-        known = seen.setdefault(rows.shards[number].digest, set())
-        if view is None or (offset[row], digest) in known:
-            continue
-        known.add((offset[row], digest))
-        try:
-            data = read_image(view, rows, row)
-        except DataError as error:
-            yield StoreDamage(where=f"{where}, sample {rows.names[row]}", reason=error.what)
-            continue
-        if hashlib.sha256(data).digest() != digest:
-            yield StoreDamage(where=f"{where}, sample {rows.names[row]}", reason="its bytes are not those of its ID")
+def _note_records(where: str, rows: Rows, wanted: defaultdict[str, _Records]) -> None:
+    parts = [wanted[shard.digest] for shard in rows.shards]
+    for row, (number, offset) in enumerate(zip(rows.shard.tolist(), rows.places["offset"].tolist(), strict=True)):
+        # What an earlier version has noted stays.
+        parts[number].setdefault((offset, rows.sample_id[row].tobytes()), _Record(rows, row, where))

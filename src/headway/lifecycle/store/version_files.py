@@ -23,6 +23,7 @@ from headway.data.columns import (
 )
 from headway.data.pack_set import MAX_SHARDS
 from headway.data.store_address import OBJECTS, UNLABELLED, VERSIONS
+from headway.data.store_objects import EXTENSION
 from headway.data.version_columns import (
     ANNOTATIONS,
     ANNOTATIONS_OFFSET,
@@ -33,7 +34,6 @@ from headway.data.version_columns import (
 )
 from headway.lifecycle.store.manifest import Manifest, SplitContent, load_manifest
 from headway.lifecycle.store.rows import NOT_PLANNED, PLACES, Names, Rows, ShardObject, build_empty, join_rows
-from headway.lifecycle.store.shard_objects import EXTENSION
 
 _RESTORE = "Restore the store from a copy: headway dataset verify lists what is damaged."
 # From versions/ID/SPLIT to the folder of the store.

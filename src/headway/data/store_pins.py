@@ -1,0 +1,84 @@
+"""Pins: versions of a store that runs were trained on, which its garbage collection keeps.
+
+    STORE/pins/NAME.json    a run folder, its machine, and the IDs of its versions
+
+A pin holds as long as its run folder is there. That cannot be seen from another machine: there it holds for 30 days
+after the run began, or was resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import final
+
+from headway.core.files import describe_os_error, read_text, write_atomically
+from headway.core.untrusted_json import is_sha256, parse_object
+
+LOG = logging.getLogger("headway.data")
+PINS = "pins"
+UNSEEN_S = 30 * 86400.0
+"""Seconds for which a pin of a run folder holds that this machine cannot see."""
+_MAX_BYTES = 1 << 16
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """A run that needs versions of a store."""
+
+    run: str
+    """Path of its folder."""
+    host: str
+    """Name of the machine that has the folder."""
+    versions: tuple[str, ...]
+    """IDs."""
+
+
+def write_pin(store: Path, run: Path, versions: Collection[str]) -> None:
+    """Makes a store keep versions as long as a run folder is there. A store that cannot be written logs a warning."""
+    pin = Pin(run=str(run.resolve()), host=platform.node(), versions=tuple(sorted(set(versions))))
+    name = hashlib.sha256(f"{pin.host}:{pin.run}".encode()).hexdigest()[:32]
+    try:
+        (store / PINS).mkdir(exist_ok=True)
+        write_atomically(store / PINS / f"{name}.json", json.dumps(asdict(pin)))
+    except OSError as error:
+        reason = describe_os_error(error)
+        LOG.warning(
+            f"{store} cannot be told which version {run} needs ({reason}): tag it, so that no garbage collection "
+            "removes it."
+        )
+
+
+def list_pins(store: Path) -> Iterator[tuple[Path, Pin | None]]:
+    """Yields the file of each pin, and the pin; None: it does not hold any more, or cannot be read."""
+    for path in sorted((store / PINS).glob("*.json")):
+        pin = _read(path)
+        yield path, pin if pin is not None and _holds(path, pin) else None
+
+
+def _read(path: Path) -> Pin | None:
+    try:
+        facts = parse_object(read_text(path, _MAX_BYTES))
+        pin = Pin(run=facts["run"], host=facts["host"], versions=tuple(facts["versions"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    is_sound = isinstance(pin.run, str) and isinstance(pin.host, str) and all(map(is_sha256, pin.versions))
+    return pin if is_sound else None
+
+
+def _holds(path: Path, pin: Pin) -> bool:
+    # A folder that both machines have, on a network file system, counts on either.
+    if os.path.isdir(pin.run):
+        return True
+    try:
+        return pin.host != platform.node() and time.time() - path.stat().st_mtime < UNSEEN_S
+    except OSError:
+        return False

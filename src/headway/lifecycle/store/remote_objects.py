@@ -1,0 +1,236 @@
+"""Objects of a store at an address, such as s3://bucket/cars: metadata stay on this machine, and shards do not.
+
+    STORE/objects.json                        the address
+    STORE/objects/sha256/ab/abcd....remote    note: the shard is there, whole; its text is the size in bytes
+    STORE/objects/sha256/ab/abcd....left      the shard may be there, and has no note: an upload was killed, or the
+                                              garbage collection has removed the note
+    s3://bucket/cars/sha256/ab/abcd....rec    the shard
+    s3://bucket/cars/headway-store.json       says that a store keeps its shards here: two would delete each other's
+
+Addresses differ in whether a file that is being uploaded can be seen, and in the times that they give. So nothing is
+concluded from a listing: an object is there when its note is, which is written after the upload. For one object, only
+one process at a time uploads or deletes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, final
+
+from headway.core.errors import DataError, HeadwayError, UsageError
+from headway.core.files import read_text, sync_folder, write_atomically
+from headway.data.store_address import OBJECTS
+from headway.data.store_objects import OBJECTS_FILE, ObjectsAddress, build_object_name, read_objects_address
+from headway.lifecycle.store.objects import Objects, get_object_path
+from headway.lifecycle.store.shard_objects import STAGING, lock_name
+from headway.storage.addresses import is_url, redact_url
+from headway.storage.remote_folder import RemoteFolder
+from headway.storage.writable_folder import WritableFolder
+
+NOTE, LEFT = ".remote", ".left"
+CLAIM_FILE = "headway-store.json"
+_CONTENT = "shards of the store"
+_PIECE_BYTES = 8 << 20
+_MAX_NOTE_BYTES = 100
+
+
+def claim_address(store: Path, address: str) -> None:
+    """Makes an address, or another folder, the place of a new store's shards.
+
+    Raises:
+        UsageError: another store has its shards there, or no installed package writes there.
+        HeadwayError: it cannot be written.
+        OSError: the store cannot be written.
+    """
+    address = _normalise(address)
+    if address.startswith("memory:"):
+        what = f"{address} is memory of the process, which ends with it"
+        raise UsageError(what, fix="Name a folder, or an address such as s3://bucket/cars.")
+    files = WritableFolder(address, _CONTENT)
+    if CLAIM_FILE in files.list_names():
+        fix = f"Choose another address. If that store is no more, delete {CLAIM_FILE} there first."
+        raise UsageError("another store has its shards at this address", where=files.display_uri, fix=fix)
+    files.make_folder()
+    files.write(CLAIM_FILE, json.dumps({"store": str(store)}).encode())
+    write_objects_address(store, files.uri)
+
+
+def expect_address(store: Path, address: str) -> None:
+    """Raises UsageError unless an existing store has its shards at an address."""
+    place = read_objects_address(store)
+    if place is None or place.address != _normalise(address):
+        at = "in its folder" if place is None else f"at {redact_url(place.address)}"
+        what = f"this store has its shards {at}, and where they lie is fixed when a store is created"
+        raise UsageError(what, where=str(store), fix="Leave --shards out, or create another store.")
+
+
+def _normalise(address: str) -> str:
+    # A folder of another disk is an address as any other: its files are copied into the cache.
+    if not is_url(address):
+        address = f"local://{Path(address.removeprefix('file://')).expanduser().absolute()}"
+    return address.rstrip("/")
+
+
+def write_objects_address(store: Path, address: str) -> None:
+    """Writes the address of a store's shards, so that this folder owns them. Raises OSError."""
+    path = store / OBJECTS_FILE
+    # In place, since its number in the file system is part of it; only the owner may read a password.
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb") as file:
+        facts = ObjectsAddress(address, os.fstat(file.fileno()).st_ino)
+        file.write(json.dumps(facts._asdict()).encode())
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(store)
+
+
+@final
+class RemoteStoreObjects(Objects):
+    """Objects at an address: each entry is a note."""
+
+    def __init__(self, store: Path, place: ObjectsAddress) -> None:
+        self._store, self._place = store, place
+        self._remote = RemoteFolder(place.address)
+
+    def keep(self, path: Path, digest: str) -> None:
+        """Uploads the file, and leaves it in its folder by the name of the object; see `Objects.keep`."""
+        note = self._find_file(digest, NOTE)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        size = path.stat().st_size
+        with lock_name(self._store, _name_lock(digest)):
+            # One that is there is read and not replaced: a training may be using it.
+            if note.exists() and self._is_sound(digest):
+                os.utime(note)
+            else:
+                left = self._find_file(digest, LEFT)
+                left.touch()
+                sync_folder(note.parent)
+                self._upload(path, digest, size)
+                write_atomically(note, str(size))
+                sync_folder(note.parent)
+                left.unlink(missing_ok=True)
+        sync_folder(note.parent.parent)
+        os.replace(path, path.with_name(get_object_path(self._store, digest).name))
+
+    def measure(self, digest: str) -> int | None:
+        """Reads the note; see `Objects.measure`."""
+        try:
+            return int(read_text(self._find_file(digest, NOTE), _MAX_NOTE_BYTES))
+        except (OSError, ValueError):
+            return None
+
+    def list_entries(self) -> Iterator[Path]:
+        """Yields the notes; see `Objects.list_entries`."""
+        yield from sorted((self._store / OBJECTS).glob(f"??/*{NOTE}"))
+
+    def remove_entry(self, entry: Path, trash: Path) -> None:
+        """Marks the shard as left; see `Objects.remove_entry`."""
+        os.rename(entry, entry.with_suffix(LEFT))
+
+    def sweep(self) -> None:
+        """Deletes shards without a note from the address; see `Objects.sweep`."""
+        files: WritableFolder | None = None
+        for left in sorted((self._store / OBJECTS).glob(f"??/*{LEFT}")):
+            # Who uploads it holds the lock until its note is there.
+            with lock_name(self._store, _name_lock(left.stem), wait=False) as is_locked:
+                if not is_locked:
+                    continue
+                if not left.with_suffix(NOTE).exists():
+                    files = files or WritableFolder(self._place.address, _CONTENT)
+                    files.delete(build_object_name(left.stem))
+                left.unlink(missing_ok=True)
+
+    def expect_owner(self, *, is_moved: bool) -> None:
+        """Raises UsageError if this folder is a copy of the store that owns the shards; see `Objects.expect_owner`."""
+        if is_moved:
+            write_objects_address(self._store, self._place.address)
+        elif (self._store / OBJECTS_FILE).stat().st_ino != self._place.inode:
+            what = f"this folder is a copy of a store, and both have their shards at {redact_url(self._place.address)}"
+            fix = "Collect the garbage of the other one. If that is no more, say so with --moved."
+            raise UsageError(what, where=str(self._store), fix=fix)
+
+    def read(self, digest: str, start: int, length: int) -> bytes:
+        """Fetches bytes of the shard; see `Objects.read`."""
+        size = self._expect_size(digest)
+        return self._remote.read(build_object_name(digest), start, max(0, min(length, size - start))).tobytes()
+
+    @contextmanager
+    def open(self, digest: str) -> Iterator[memoryview]:
+        """Fetches the shard into a file without a name, and maps it; see `Objects.open`."""
+        size = self._expect_size(digest)
+        with tempfile.TemporaryFile(dir=self._store / STAGING) as file:
+            for piece in self._fetch(digest, size):
+                file.write(piece)
+            file.flush()
+            with _map(file, size) as view:
+                yield view
+
+    def _expect_size(self, digest: str) -> int:
+        if (size := self.measure(digest)) is None:
+            what = f"the shard {digest} is missing: the store has no note of it"
+            raise DataError(what, where=self._remote.display_uri, fix="Restore the store from a copy.")
+        return size
+
+    def _fetch(self, digest: str, size: int) -> Iterator[memoryview]:
+        """Yields the bytes of a shard. Raises DataError if it is missing, or has another size."""
+        name = build_object_name(digest)
+        remote = self._remote.reopen({name: size})
+        try:
+            for start in range(0, size, _PIECE_BYTES):
+                yield remote.read(name, start, min(_PIECE_BYTES, size - start)).data
+        finally:
+            remote.close()
+
+    def _is_sound(self, digest: str) -> bool:
+        """Returns True if the shard at the address has the bytes of its name."""
+        found = hashlib.sha256()
+        try:
+            for piece in self._fetch(digest, self._expect_size(digest)):
+                found.update(piece)
+        # Missing, or of another size.
+        except DataError:
+            return False
+        return found.hexdigest() == digest
+
+    def _upload(self, path: Path, digest: str, size: int) -> None:
+        name = build_object_name(digest)
+        files = WritableFolder(self._place.address, _CONTENT)
+        files.make_folder(name.rpartition("/")[0])
+        files.upload(path, name)
+        # A fresh folder: an earlier version of the file may be known to this one.
+        remote = RemoteFolder(self._place.address)
+        try:
+            found = remote.read_version(name).size
+        except FileNotFoundError:
+            found = 0
+        finally:
+            remote.close()
+        if found != size:
+            what = f"the uploaded shard has {found:,} bytes there, and {size:,} here"
+            raise HeadwayError(what, where=f"{files.display_uri}/{name}", fix="Make the change again.")
+
+    def _find_file(self, digest: str, extension: str) -> Path:
+        return get_object_path(self._store, digest).with_suffix(extension)
+
+
+def _name_lock(digest: str) -> str:
+    # No data set has such a name. 256 locks are enough: who waits only does so for an upload.
+    return f".objects-{digest[:2]}"
+
+
+@contextmanager
+def _map(file: IO[bytes], size: int) -> Iterator[memoryview]:
+    """Maps a file that nobody else has."""
+    if not size:
+        yield memoryview(b"")
+        return
+    mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    with memoryview(mapped) as view:
+        yield view
