@@ -105,3 +105,7 @@ def test_a_split_record_reaches_to_the_next_one() -> None:
     found = RecordLayout(columns, [Shard(name="a", size=1000)]).locate(np.arange(3))
     assert found.ids.tolist() == [1, 2, 0]
     assert found.end.tolist() == [300, 400, 1000]
+    # Where the next one of a version, or the end of the shard, is far away, no record is so long.
+    columns["offset"][0] = 1 << 29
+    found = RecordLayout(columns, [Shard(name="a", size=1 << 30)]).locate(np.arange(3))
+    assert found.end.tolist() == [300, 400, (1 << 29) + 2 * 100 + (1 << 20)]

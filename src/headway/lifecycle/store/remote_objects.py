@@ -81,8 +81,10 @@ def _normalise(address: str) -> str:
 def write_objects_address(store: Path, address: str) -> None:
     """Writes the address of a store's shards, so that this folder owns them. Raises OSError."""
     path = store / OBJECTS_FILE
-    # In place, since its number in the file system is part of it; only the owner may read a password.
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb") as file:
+    # Only the owner may read a password.
+    mode = 0o666 if redact_url(address) == address else 0o600
+    # In place, since its number in the file system is part of it.
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, mode), "wb") as file:
         facts = ObjectsAddress(address, os.fstat(file.fileno()).st_ino)
         file.write(json.dumps(facts._asdict()).encode())
         file.truncate()
