@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.lifecycle.service._service import WAIT_S, build_form, build_tar, draw, draw_tar
 
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service import requests as requests_module
 from headway.lifecycle.service.answer import Answer
 from headway.lifecycle.service.blobs import BlobIndex

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.untrusted_json import JsonError
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service import upload as upload_module
 from headway.lifecycle.service import uploads as uploads_module
 from headway.lifecycle.service.answer import Answer

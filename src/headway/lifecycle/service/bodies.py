@@ -17,7 +17,7 @@ from headway.core.errors import DataError, UsageError
 from headway.core.untrusted_json import JsonError, describe_kind, is_object, is_sha256, is_text, parse_value
 from headway.data.formats.pack_source import IMAGE_EXTENSIONS
 from headway.data.formats.tar import read_members
-from headway.export.serve.multipart import parse_boundary, split_multipart
+from headway.http.multipart import parse_boundary, split_multipart
 from headway.lifecycle.service.problems import refuse
 from headway.lifecycle.service.settings import ServiceSettings
 from headway.lifecycle.store.annotations import encode_annotations

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, cast, final
 
 from headway.core.cpu_count import count_usable_cores
-from headway.export.serve.image_check import BadImageError, measure_image
-from headway.export.serve.problems import ProblemError
+from headway.data.image_check import BadImageError, measure_image
+from headway.http.problems import ProblemError
 from headway.lifecycle.service.answer import Answer
 from headway.lifecycle.service.bodies import FileBytes, LeftOut, Proposal, parse_body
 from headway.lifecycle.service.checks import check_head, check_scopes, choose_author
