@@ -218,7 +218,7 @@ class Service:
             by=by,
             address=None if request.client is None else request.client.host,
             method=request.method,
-            path=request.url.path,
+            path=request.scope["raw_path"].decode("latin-1"),
             # 0: nothing was sent; 499: the client has left.
             status=exchange.status,
             bytes=exchange.received_bytes,
