@@ -16,7 +16,7 @@ from tests.lifecycle.service._labelling import CLASSES, build_picks, name_image
 from tests.lifecycle.service._service import draw
 
 from headway.core.untrusted_json import JsonError
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service.datasets import Datasets
 from headway.lifecycle.service.jobs import Job
 from headway.lifecycle.service.labelling import labelling as module

@@ -19,7 +19,7 @@ import numpy as np
 
 from headway.core.errors import HeadwayError
 from headway.data.columns import FLAG_SPLIT
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service.problems import refuse
 from headway.lifecycle.store.records import Version
 from headway.lifecycle.store.rows import Ids, Rows

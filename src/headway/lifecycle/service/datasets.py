@@ -14,7 +14,7 @@ import numpy as np
 
 from headway.core.errors import UsageError
 from headway.data.store_address import is_name
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service.answer import Answer
 from headway.lifecycle.service.blobs import Blob, BlobIndex
 from headway.lifecycle.service.bodies import MAX_LISTED, LeftOut

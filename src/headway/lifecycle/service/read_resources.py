@@ -15,7 +15,7 @@ from PIL import Image
 
 from headway.data.formats import recordio
 from headway.data.formats.byte_ranges import map_path
-from headway.export.serve.image_check import BadImageError, measure_image
+from headway.data.image_check import BadImageError, measure_image
 from headway.lifecycle.service import croissant
 from headway.lifecycle.service.blobs import Blob
 from headway.lifecycle.service.bodies import JSON_TYPE

@@ -13,7 +13,7 @@ import numpy as np
 from headway.core.errors import UsageError
 from headway.core.text_format import pluralise
 from headway.data.store_address import StoreAddress
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service.answer import Answer
 from headway.lifecycle.service.bodies import LeftOut
 from headway.lifecycle.service.checks import choose_author
