@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, final
+from dataclasses import dataclass, replace
+from typing import Any, Unpack, final
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.data.store_address import PREFIX, STORE_VARIABLE, StoreAddress, is_service_url
 from headway.lifecycle.service.client import ANY_VERSION, Client
 from headway.lifecycle.store.additions import list_file_changes
-from headway.lifecycle.store.any_store import AnyStore
-from headway.lifecycle.store.ingest import Progress
+from headway.lifecycle.store.any_store import AnyStore, ChangeOptions, NewFacts
 from headway.lifecycle.store.records import Change, Difference, Sample, Version
 from headway.lifecycle.store.store import Store
 from headway.lifecycle.store.summary import Summary
@@ -50,7 +49,7 @@ class Answered:
     """Answer of a service to a request for changes."""
 
     tree: Mapping[str, Any]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     """Sentences about files that were left out on this machine."""
 
     def to_json(self) -> dict[str, Any]:
@@ -72,24 +71,12 @@ class ServedStore:
     def __init__(self, url: str) -> None:
         self._url, self._client = url, Client(url, patience_s=PATIENCE_S)
 
-    def create(
-        self,
-        name: str,
-        *,
-        mode: str = "keep",
-        splits: Mapping[str, float] | None = None,
-        classes: Sequence[str] | None = None,
-        start: str | None = None,
-        about: Mapping[str, str] | None = None,
-        by: str | None = None,
-        message: str = "",
-    ) -> Version:
+    def create(self, name: str, **facts: Unpack[NewFacts]) -> Version:
         """Creates a data set; see `Store.create`. Needs the scope admin."""
-        _expect_nobody(by)
-        facts = {"mode": mode, "splits": splits, "classes": classes, "start": start, "about": about}
+        _expect_nobody(facts.get("by"))
         given = {key: value for key, value in facts.items() if value is not None}
         with _explain_answer(self._url):
-            return _build_version(self._client.create(name, **given, message=message))
+            return _build_version(self._client.create(name, **given))
 
     def add(
         self,
@@ -99,59 +86,36 @@ class ServedStore:
         prefix: str = "",
         split: str = "",
         unlabelled: bool = False,
-        ignore_near_copies: bool = False,
-        by: str | None = None,
-        message: str = "",
-        expected: str | None = None,
-        progress: Progress | None = None,
+        **options: Unpack[ChangeOptions],
     ) -> Answered:
         """Adds the image files of a folder or a list; see `Store.add`. `progress` counts bytes."""
         splits = () if unlabelled else self.summarise(name).counts
         changes, notes = list_file_changes(source, tuple(splits), prefix=prefix, split=split, unlabelled=unlabelled)
-        done = self.apply(
-            name,
-            changes,
-            ignore_near_copies=ignore_near_copies,
-            by=by,
-            message=message or f"add {os.fspath(source)}",
-            expected=expected,
-            progress=progress,
-        )
-        return Answered(done.tree, notes)
+        options["message"] = options.get("message") or f"add {os.fspath(source)}"
+        return replace(self.apply(name, changes, **options), notes=notes)
 
-    def apply(
-        self,
-        name: str,
-        changes: Sequence[Change],
-        *,
-        ignore_near_copies: bool = False,
-        by: str | None = None,
-        message: str = "",
-        expected: str | None = None,
-        progress: Progress | None = None,
-    ) -> Answered:
+    def apply(self, name: str, changes: Sequence[Change], **options: Unpack[ChangeOptions]) -> Answered:
         """Makes one new version by all of these changes; see `Store.apply`.
 
-        Args:
-            by: who has set the labels for which the changes name nobody.
-            progress: called with (bytes sent, bytes in all).
+        `by` has set the labels for which the changes name nobody. `progress` is called with (bytes sent, bytes in all).
 
         Raises:
             UsageError: the service has no request for it, or a file cannot be read.
             ServiceError: the service has refused it.
         """
-        if ignore_near_copies:
-            raise UsageError("a data service always looks for near copies", where=self._url, fix="Leave it out.")
+        if options.get("ignore_near_copies"):
+            what = "a data service always looks for near copies"
+            raise UsageError(what, where="--ignore-near-copies", fix="Leave it out.")
+        by = options.get("by")
         if not any(change.label is not None for change in changes):
             _expect_nobody(by)
-        files = {change.name: change.file for change in changes if change.file is not None}
         answer = self._client.change(
             name,
             [_describe_change(change, by or "") for change in changes],
-            files,
-            if_match=expected or ANY_VERSION,
-            message=message,
-            progress=progress,
+            {change.name: change.file for change in changes if change.file is not None},
+            if_match=options.get("expected") or ANY_VERSION,
+            message=options.get("message", ""),
+            progress=options.get("progress"),
         )
         return Answered(answer)
 

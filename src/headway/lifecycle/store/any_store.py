@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 from headway.lifecycle.store.ingest import Progress
 from headway.lifecycle.store.records import Change, Difference, Sample, Version
@@ -19,52 +19,48 @@ class Changed(Protocol):
         ...
 
 
+class ChangeOptions(TypedDict, total=False):
+    """Options of a request for changes; see `Store.apply`."""
+
+    ignore_near_copies: bool
+    by: str | None
+    message: str
+    expected: str | None
+    progress: Progress | None
+
+
+class AddOptions(ChangeOptions, total=False):
+    """Options of an addition; see `Store.add`."""
+
+    prefix: str
+    split: str
+    unlabelled: bool
+
+
+class NewFacts(TypedDict, total=False):
+    """Facts about a new data set; see `Store.create`."""
+
+    mode: str
+    splits: Mapping[str, float] | None
+    classes: Sequence[str] | None
+    start: str | None
+    about: Mapping[str, str] | None
+    by: str | None
+    message: str
+
+
 class AnyStore(Protocol):
     """Data sets with versions, wherever they lie. The methods are those of `Store`."""
 
-    def create(
-        self,
-        name: str,
-        *,
-        mode: str = "keep",
-        splits: Mapping[str, float] | None = None,
-        classes: Sequence[str] | None = None,
-        start: str | None = None,
-        about: Mapping[str, str] | None = None,
-        by: str | None = None,
-        message: str = "",
-    ) -> Version:
+    def create(self, name: str, **facts: Unpack[NewFacts]) -> Version:
         """Creates a data set."""
         ...
 
-    def add(
-        self,
-        name: str,
-        source: str | os.PathLike[str],
-        *,
-        prefix: str = "",
-        split: str = "",
-        unlabelled: bool = False,
-        ignore_near_copies: bool = False,
-        by: str | None = None,
-        message: str = "",
-        expected: str | None = None,
-        progress: Progress | None = None,
-    ) -> Changed:
+    def add(self, name: str, source: str | os.PathLike[str], **options: Unpack[AddOptions]) -> Changed:
         """Adds images."""
         ...
 
-    def apply(
-        self,
-        name: str,
-        changes: Sequence[Change],
-        *,
-        ignore_near_copies: bool = False,
-        by: str | None = None,
-        message: str = "",
-        expected: str | None = None,
-        progress: Progress | None = None,
-    ) -> Changed:
+    def apply(self, name: str, changes: Sequence[Change], **options: Unpack[ChangeOptions]) -> Changed:
         """Makes one new version by all of these changes."""
         ...
 
