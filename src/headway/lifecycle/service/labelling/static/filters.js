@@ -1,6 +1,6 @@
 // Which samples are shown: a queue and filters, in the controls of the bar and in the address of the page.
 
-import { find, formatCount, make } from "./dom.js";
+import { find, formatCount, make, plural } from "./dom.js";
 
 const SELECTS = ["queue", "class", "split"];
 const BOXES = ["differs", "copies"];
@@ -12,6 +12,7 @@ export function readWish(queues, facts) {
   return {
     queue: query.get("queue") ?? open?.queue ?? "",
     class: query.get("class") ?? "",
+    slice: query.get("slice") ?? "",
     split: query.get("split") ?? (!query.size && !open && facts.unlabelled ? "unlabelled" : ""),
     differs: query.get("differs") === "true",
     copies: query.get("copies") === "true",
@@ -25,8 +26,9 @@ export function writeWish(wish) {
   history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}`);
 }
 
-// change: called with what the person wants from now on. findNow: returns the time of the server.
-export function buildFilters({ wish, queues, facts, classes }, change, findNow) {
+// change: called with what the person wants from now on. findNow: returns the time of the server. listSlices: returns a
+// promise of the slices that the field offers.
+export function buildFilters({ wish, queues, facts, classes }, change, findNow, listSlices) {
   let shown = wish;
   const alter = (name, value) => {
     shown = { ...shown, [name]: value };
@@ -46,6 +48,7 @@ export function buildFilters({ wish, queues, facts, classes }, change, findNow) 
       alter(name, select.value);
     };
   }
+  buildSlice(find("slice"), wish.slice, (pattern) => alter("slice", pattern), listSlices);
   for (const name of [...BOXES, "again"]) {
     const box = find(name);
     box.checked = Boolean(wish[name]);
@@ -55,6 +58,22 @@ export function buildFilters({ wish, queues, facts, classes }, change, findNow) 
       alter(name, name === "again" ? (box.checked ? findNow() : 0) : box.checked);
     };
   }
+}
+
+function buildSlice(field, pattern, alter, listSlices) {
+  field.value = pattern;
+  field.onchange = () => {
+    const text = field.value.trim();
+    // A word alone: names that have it somewhere.
+    field.value = text && !/[*?[]/.test(text) ? `*${text}*` : text;
+    field.blur();
+    alter(field.value);
+  };
+  // The server reads all names for it, so not before somebody wants to see them.
+  field.onfocus = async () => {
+    const slices = await listSlices();
+    find("slices").replaceChildren(...slices.map((one) => make("option", { value: one.slice }, plural(one.samples, "image"))));
+  };
 }
 
 // With its day, if another queue has the same name.
