@@ -20,6 +20,10 @@ export function readWish(queues, facts) {
   };
 }
 
+export function isSameWish(one, other) {
+  return Object.keys(one).every((name) => (one[name] || "") === (other[name] || ""));
+}
+
 export function writeWish(wish) {
   const pairs = Object.entries(wish).filter(([, value]) => value);
   const query = new URLSearchParams(pairs.map(([name, value]) => [name, String(value)]));
@@ -32,8 +36,10 @@ export function buildFilters({ wish, queues, facts, classes }, change, findNow, 
   let shown = wish;
   const alter = (name, value) => {
     shown = { ...shown, [name]: value };
+    disableBoxes(shown);
     change(shown);
   };
+  disableBoxes(wish);
   const options = {
     queue: [...queues.map((one) => [one.queue, nameQueue(one, queues)]), ["", "all samples"]],
     class: [["", "all"], ...classes.map((name) => [name, name])],
@@ -58,6 +64,11 @@ export function buildFilters({ wish, queues, facts, classes }, change, findNow, 
       alter(name, name === "again" ? (box.checked ? findNow() : 0) : box.checked);
     };
   }
+}
+
+// Only a queue knows proposals and near copies.
+function disableBoxes(wish) {
+  for (const name of BOXES) find(name).disabled = !wish.queue;
 }
 
 function buildSlice(field, pattern, alter, listSlices) {

@@ -1,11 +1,11 @@
 // The label page: hands out grids, listens to keys, and keeps everything in the browser until the server has it.
 
 import { find, formatCount, make, plural } from "./dom.js";
-import { buildFilters, readWish, writeWish } from "./filters.js";
+import { buildFilters, isSameWish, readWish, writeWish } from "./filters.js";
 import { GridView, buildGrid, decide, describeSample, listLabels, makeEntry, prefetch, setMark, undoMark } from "./grid.js";
 import { Journal, drawKey } from "./journal.js";
 import { LoopView } from "./loop.js";
-import { notify, showAway, showSaved, tellLeftOut } from "./notices.js";
+import { clearNotice, notify, showAway, showSaved, tellLeftOut } from "./notices.js";
 import { Palette } from "./palette.js";
 import { Problem, ask, forgetToken, persist, watchServer } from "./service.js";
 import { TabMemory } from "./tabs.js";
@@ -20,6 +20,9 @@ const LOOP_LEAST_MS = 10_000;
 const MOST_PREVIOUS = 20;
 // Longest wait for labels to arrive before other samples are shown; with a server that is away they arrive later.
 const SETTLE_MS = 3000;
+// Wait after which the page says that it waits.
+const PATIENCE_MS = 1000;
+const WAITING = "The next images are on their way. What you set is kept, also if you close this page.";
 
 class LabelPage {
   constructor(dataset) {
@@ -65,6 +68,12 @@ class LabelPage {
     this.listen();
     this.journal.run();
     await this.advance();
+    const asked = readWish(this.queues, facts);
+    // The address asks for other samples than this tab had: what was set in them is sent, as by a change of the filters.
+    if (location.search && !isSameWish(asked, this.wish)) {
+      await this.change(asked);
+      this.showFilters();
+    }
     if (saved.length) this.renew();
     setInterval(() => this.renew(), RENEW_MS);
     this.refreshLoop();
@@ -116,6 +125,8 @@ class LabelPage {
   async advance() {
     const wish = this.wish;
     this.isAdvancing = true;
+    find("grid").classList.add("waiting");
+    const timer = setTimeout(() => notify(WAITING), PATIENCE_MS);
     try {
       this.take(this.ahead.shift() ?? this.begin(drawKey(), wish, false));
       let state = await this.taken.promise;
@@ -130,6 +141,7 @@ class LabelPage {
     } catch (error) {
       this.tellProblem(error);
     } finally {
+      clearTimeout(timer);
       if (this.wish === wish) this.isAdvancing = false;
     }
   }
@@ -159,6 +171,7 @@ class LabelPage {
   showGrid(state) {
     this.current = state;
     this.taken = null;
+    find("grid").classList.remove("waiting");
     this.view.show(state, (name) => this.palette.findHue(name));
     const isEmpty = !state.samples.length;
     find("empty").hidden = !isEmpty;
@@ -166,7 +179,7 @@ class LabelPage {
     if (isEmpty) this.view.enlarge(false);
     const left = state.left + state.samples.length;
     find("progress").textContent = isEmpty ? "" : `${formatCount(left)} to go`;
-    notify("");
+    clearNotice();
     this.describe();
     this.save();
     this.sinceMs = performance.now();
@@ -198,6 +211,7 @@ class LabelPage {
       notify(`${plural(count, "image")} without a label. Press Enter again to leave ${count === 1 ? "it" : "them"} out.`);
       return;
     }
+    notify("");
     this.send(false);
     this.leave();
     await this.advance();
@@ -452,5 +466,6 @@ async function begin() {
 begin().catch((error) => {
   document.body.classList.add("choosing");
   find("empty").hidden = false;
-  find("empty").replaceChildren(error.message, make("a", { href: "/label" }, "All data sets"));
+  const message = error.status === 404 ? "The store has no data set of this name." : error.message;
+  find("empty").replaceChildren(message, make("a", { href: "/label" }, "All data sets"));
 });

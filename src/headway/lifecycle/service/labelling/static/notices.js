@@ -2,8 +2,12 @@
 
 import { find, make, plural } from "./dom.js";
 
+// It stays when the next grid is shown, until that is sent.
+let isLasting = false;
+
 // name and act: of a button beside the message.
 export function notify(message, name = "", act = null) {
+  isLasting = false;
   find("notice").hidden = !message;
   find("notice").replaceChildren(make("span", {}, message), ...(act ? [make("button", { type: "button", click: act }, name)] : []));
 }
@@ -13,7 +17,14 @@ export function tellLeftOut({ kept = 0, missing = [] }) {
   const parts = [];
   if (kept) parts.push(`${plural(kept, "image")} got another label from somebody else meanwhile: not replaced, and shown again.`);
   if (missing.length) parts.push(`${plural(missing.length, "image")} left the data set meanwhile.`);
-  if (parts.length) notify(parts.join(" "));
+  if (!parts.length) return;
+  notify(parts.join(" "));
+  isLasting = true;
+}
+
+// Takes back what was said about the grid before.
+export function clearNotice() {
+  if (!isLasting) notify("");
 }
 
 // Of a request that is repeated until there is an answer.

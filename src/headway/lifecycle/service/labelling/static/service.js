@@ -10,7 +10,7 @@ let report = () => {};
 
 export class Problem extends Error {
   constructor(status, detail, retryAfter) {
-    super(detail);
+    super(detail.charAt(0).toUpperCase() + detail.slice(1));
     this.status = status;
     // Nothing was refused: the same request may be sent again later.
     this.isPassing = status === 0 || status === 429 || status >= 500 || (status === 409 && retryAfter !== null);
