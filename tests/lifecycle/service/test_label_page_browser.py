@@ -215,6 +215,10 @@ def test_many_classes_have_two_letters_and_no_proposal_asks(browser: Browser, se
         # What stands in the place of images can be seen.
         seen = browser.evaluate(IN_THE_MIDDLE)
         assert "pool/00002.jpg" in browser.evaluate(TITLES) if tiles else seen.startswith("Nothing is left here")
+    # A link that somebody has sent wins over what this tab has shown before.
+    for query, tiles in (("slice=*00002*", 1), ("split=unlabelled", 3)):
+        browser.open(f"{served.started['url']}/label/fruit?{query}")
+        browser.wait(f"{TILES} === {tiles} && location.search === '?{query}' && {DRAWN}")
     browser.press(*codes[names.index("mango")], *codes[names.index("zest")])
     assert browser.evaluate(CHIPS) == ["mango", "zest", "?"]
     # Without a label or a proposal, Enter asks once.

@@ -83,7 +83,8 @@ function buildSlice(field, pattern, alter, listSlices) {
   // The server reads all names for it, so not before somebody wants to see them.
   field.onfocus = async () => {
     const slices = await listSlices();
-    find("slices").replaceChildren(...slices.map((one) => make("option", { value: one.slice }, plural(one.samples, "image"))));
+    const options = slices.map((one) => make("option", { value: one.slice }, plural(one.samples, "image")));
+    find("slices").replaceChildren(...options);
   };
 }
 

@@ -198,7 +198,8 @@ function describeTile(sample, label, isSet) {
 
 // A grid that is there.
 export function makeEntry(state) {
-  return { state, grid: state.grid, wish: state.wish, isTaken: false, promise: Promise.resolve(state) };
+  const { grid, wish } = state;
+  return { state, grid, wish, isTaken: false, hurry: () => {}, promise: Promise.resolve(state) };
 }
 
 export function describeSample(sample) {

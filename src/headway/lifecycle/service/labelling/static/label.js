@@ -69,7 +69,7 @@ class LabelPage {
     this.journal.run();
     await this.advance();
     const asked = readWish(this.queues, facts);
-    // The address asks for other samples than this tab had: what was set in them is sent, as by a change of the filters.
+    // The address asks for other samples than this tab had: what was set in them is sent, as if a filter were changed.
     if (location.search && !isSameWish(asked, this.wish)) {
       await this.change(asked);
       this.showFilters();
@@ -106,11 +106,13 @@ class LabelPage {
     return { ...buildGrid(grid, wish, answer), by: this.person() };
   }
 
-  // A grid that comes next. isHidden: its images are decoded before it counts as there, so that Enter shows them at once.
+  // A grid that comes next. isHidden: its images are decoded before it counts as there, so that Enter shows them at
+  // once; if Enter comes earlier, it shows those that are there, and asks for the others.
   begin(grid, wish, isHidden) {
     const entry = { grid, wish, state: null, isTaken: false };
+    const taken = new Promise((resolve) => (entry.hurry = resolve));
     entry.promise = this.fetchGrid(grid, wish).then(async (state) => {
-      if (isHidden) await prefetch(state);
+      if (isHidden) await Promise.race([prefetch(state), taken]);
       entry.state = state;
       // The person has gone elsewhere meanwhile.
       if (!entry.isTaken && !this.ahead.includes(entry)) this.release([state]);
@@ -158,6 +160,7 @@ class LabelPage {
   // From now on the page waits for this grid. A reload asks for it by its name, so that no lease is forgotten.
   take(entry) {
     entry.isTaken = true;
+    entry.hurry();
     this.taken = entry;
     this.save();
   }
@@ -348,7 +351,8 @@ class LabelPage {
   press(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.closest("input, select, textarea, dialog")) {
-      if (event.key === "Escape" || (event.key === "Enter" && ["by", "slice"].includes(event.target.id))) event.target.blur();
+      const isDone = event.key === "Enter" && ["by", "slice"].includes(event.target.id);
+      if (isDone || event.key === "Escape") event.target.blur();
       return;
     }
     // Of a button that has the focus: they press it, and must not accept a grid.

@@ -9,13 +9,14 @@ let isLasting = false;
 export function notify(message, name = "", act = null) {
   isLasting = false;
   find("notice").hidden = !message;
-  find("notice").replaceChildren(make("span", {}, message), ...(act ? [make("button", { type: "button", click: act }, name)] : []));
+  find("notice").replaceChildren(make("span", {}, message));
+  if (act) find("notice").append(make("button", { type: "button", click: act }, name));
 }
 
 // Says which labels of a grid the server has left out, so that nobody looks for them.
 export function tellLeftOut({ kept = 0, missing = [] }) {
   const parts = [];
-  if (kept) parts.push(`${plural(kept, "image")} got another label from somebody else meanwhile: not replaced, and shown again.`);
+  if (kept) parts.push(`${plural(kept, "image")} got another label from somebody else: not replaced, and shown again.`);
   if (missing.length) parts.push(`${plural(missing.length, "image")} left the data set meanwhile.`);
   if (!parts.length) return;
   notify(parts.join(" "));

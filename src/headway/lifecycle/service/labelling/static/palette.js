@@ -25,7 +25,8 @@ export class Palette {
     const present = new Set([...classes, ...this.added]);
     this.known = [...new Set([...this.known, ...present])];
     const ordered = this.known.filter((name) => present.has(name));
-    if (ordered.length === this.classes.length && ordered.every((name, index) => name === this.classes[index])) return false;
+    const isSame = ordered.length === this.classes.length && ordered.every((name, index) => name === this.classes[index]);
+    if (isSame) return false;
     this.classes = ordered;
     this.keys = assignKeys(ordered);
     keepOrder(this.dataset, this.known);
@@ -47,12 +48,9 @@ export class Palette {
     find("classes").replaceChildren(
       ...this.classes.map((name) => {
         const code = this.keys.get(name);
-        return make(
-          "button",
-          { type: "button", class: "class", "data-code": code, "data-hue": this.findHue(name), click: () => this.pick(name) },
-          code ? make("kbd", {}, code) : null,
-          make("span", {}, name),
-        );
+        const chip = { type: "button", class: "class", "data-code": code, "data-hue": this.findHue(name) };
+        const letters = code ? make("kbd", {}, code) : null;
+        return make("button", { ...chip, click: () => this.pick(name) }, letters, make("span", {}, name));
       }),
     );
   }
