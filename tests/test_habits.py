@@ -50,7 +50,7 @@ def test_every_path_in_contributing_exists() -> None:
     assert lost == []
 
 
-@pytest.mark.parametrize("room", ["core", "page", "storage"])
+@pytest.mark.parametrize("room", ["core", "http", "page", "storage"])
 def test_the_lower_floors_do_not_import_torch(room: str) -> None:
     files = sorted((ROOT / "src/headway" / room).glob("*.py"))
     names = [f"headway.{room}.{path.stem}" for path in files if path.stem != "__init__"]

@@ -1,7 +1,9 @@
 """The label page in headless Chromium: from a key to the next image, a large data set, labels beside killed servers.
 
 Keys are typed over the DevTools protocol, and the times are the page's own: from the key's time stamp to the first
-frame after it, in which the next image has to be decoded and drawn. The server and the browser share the machine.
+frame after it, in which the next image has to be decoded and drawn. The next key is pressed then, as by a person who
+looks at the image first: typed as quickly as DevTools sends them, about 80 a second, keys would wait for each other,
+and the times would be those of the queue. The server and the browser share the machine.
 """
 
 from __future__ import annotations
@@ -46,11 +48,17 @@ addEventListener('keydown', (event) => {
   const before = document.querySelector('.tile')?.title;
   const look = () => {
     const isNext = event.key !== 'Enter' || document.querySelector('.tile')?.title !== before;
-    if (isNext && isDrawn()) window.keyMs.push([event.key, performance.now() - event.timeStamp]);
-    else afterPaint(look);
+    if (!isNext || !isDrawn()) return afterPaint(look);
+    window.keyMs.push([event.key, performance.now() - event.timeStamp]);
+    tell();
   };
   afterPaint(look);
 }, true);
+let tell = () => null;
+window.waitForKeys = (count) => new Promise((resolve) => {
+  tell = () => window.keyMs.length >= count && resolve(count);
+  tell();
+});
 const wait = () => isDrawn() ? (window.openMs = performance.now()) : afterPaint(wait);
 addEventListener('DOMContentLoaded', wait);
 """
@@ -61,7 +69,7 @@ def measure_label_page(folder: Path, options: argparse.Namespace) -> list[Claim]
     if BROWSER is None:
         print("no chromium on the PATH: the label page is not measured")
         return []
-    labels, large = (2 * GRID, 2_000) if options.quick else (LABELS, LARGE)
+    labels, large = (3 * GRID, 2_000) if options.quick else (LABELS, LARGE)
     with browsing(folder, width=1280, height=800) as browser:
         browser.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
         # CPU of the page's main thread, so that other programs do not count.
@@ -128,7 +136,7 @@ def label_while_killed(browser: Browser, place: Path, labels: int) -> tuple[list
         ask(address, "POST", "/datasets/keys/mine", json.dumps({"picks": picks}).encode(), JSON)
         browser.open(f"{base}/label/keys")
         browser.wait("window.openMs")
-        cpu_s = count_page_cpu_s(browser)
+        cpu_s, pressed = count_page_cpu_s(browser), 0
         for number, label in enumerate(wanted.values()):
             if number in kills:
                 if number == kills[0]:
@@ -136,12 +144,15 @@ def label_while_killed(browser: Browser, place: Path, labels: int) -> tuple[list
                     browser.wait(AHEAD)
                 kill(process)
             browser.press(str((CLASSES.index(label) + 1) % 10))
+            pressed += 1
+            browser.evaluate(f"waitForKeys({pressed})")
             if number % GRID == GRID - 1:
                 # One whole grid later, or at the end, the server is there again.
                 if number + 1 == kills[0] + GRID // 2 + GRID or number == labels - 1:
                     process = stack.enter_context(serve(store.folder, address[1]))[1]
                 title = browser.evaluate("document.querySelector('.tile').title")
                 browser.press("Enter")
+                pressed += 1
                 done = f"document.querySelector('.tile')?.title !== {json.dumps(title)}"
                 browser.wait(done if number < labels - 1 else "!document.getElementById('empty').hidden")
         browser.wait("document.getElementById('saved').textContent === 'saved'")

@@ -312,17 +312,23 @@ def test_another_encoding_gets_a_sentence(tmp_path: Path, encoding: str) -> None
     ("text", "sentence"),
     [
         ('[{"path": "a.jpg", "label": "cat"}]\n', ", line 1: this is not a JSON object. Write one JSON object a line"),
-        ('[\n{"path": "a.jpg", "label": "cat"}]\n', ", line 1: this is not valid JSON (Expecting value"),
-        ("{path: a.jpg}\n", ", line 1: this is not valid JSON (Expecting property name"),
-        ("[" * 100_000, ", line 1: this is not valid JSON ("),
-        ('\n{"path": "a.jpg", "path": "b.jpg", "label": "cat"}', ", line 2: column 'path' occurs twice."),
+        (
+            '[\n{"path": "a.jpg", "label": "cat"}]\n',
+            ", line 1: this is not a line of JSON: it is not JSON (Expecting value",
+        ),
+        ("{path: a.jpg}\n", ", line 1: this is not a line of JSON: it is not JSON (Expecting property name"),
+        ("[" * 100_000, ", line 1: this is not a line of JSON: it is nested too deeply"),
+        (
+            '\n{"path": "a.jpg", "path": "b.jpg", "label": "cat"}',
+            ", line 2: this is not a line of JSON: it has 'path' twice.",
+        ),
         ('{"path": "a.jpg", "label": "cat"}\n{"path": "b.jpg"}', ", line 2: there is no column of labels"),
         (
             '{"path": "a.jpg", "label": "cat"}\n{"path": "b.jpg", "value": 3}',
             ", line 2: here 'value' is the label, in the lines above 'label'",
         ),
         ('{"path": 3, "label": "cat"}', ", line 1: the path is empty or not text"),
-        ('{"path": "\\ud800", "label": "cat"}', ", line 1: this is not valid JSON ("),
+        ('{"path": "\\ud800", "label": "cat"}', ", line 1: this is not a line of JSON: 'utf-8' codec"),
         ('{"path": "a.jpg", "label": null}', ", line 1: the label is None, which is not a class name."),
         ('{"path": "a.jpg", "label": true}', ", line 1: the label is True, which is not a class name."),
         ('{"path": "a.jpg", "labels": "cat"}', ", line 1: labels are 'cat', which is not a list"),

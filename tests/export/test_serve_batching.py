@@ -16,8 +16,8 @@ from headway.export.serve.batching import BRIEF_BYTES, BRIEF_PIXELS, BRIEF_S, Ba
 from headway.export.serve.inputs import Payload
 from headway.export.serve.jobs import Answer, Job
 from headway.export.serve.metrics import ServeMetrics
-from headway.export.serve.problems import ProblemError
 from headway.export.serve.served_model import BatchRecord, ServedModel
+from headway.http.problems import ProblemError
 
 WAIT_S = 60.0
 

@@ -33,8 +33,7 @@ from tests.export._served import (
 from headway.core.errors import DataError, UsageError
 from headway.export.exported import open_export
 from headway.export.manifest import write_manifest
-from headway.export.serve.listening import Address
-from headway.export.serve.token import is_loopback, read_token
+from headway.export.serve.token import read_token
 from headway.export.targets import get_target
 from headway.export.targets.target import Session
 
@@ -227,24 +226,6 @@ def test_a_token_that_is_no_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none", Path("/dev/null")):
         with pytest.raises(UsageError, match="cannot be read"):
             read_token(path)
-
-
-def test_addresses() -> None:
-    assert Address.parse("127.0.0.1:80") == Address(host="127.0.0.1", port=80)
-    assert Address.parse("127.0.0.1") == Address(host="127.0.0.1", port=8080)
-    assert Address.parse("[::1]:80") == Address(host="::1", port=80)
-    assert Address.parse("::1") == Address(host="::1", port=8080)
-    assert Address.parse("[::1]").url_host == "[::1]"
-    for host, expected in (
-        ("127.0.0.1", True),
-        ("127.8.8.8", True),
-        ("::1", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-    ):
-        assert is_loopback(host) is expected
-    for host in ("::", "10.0.0.1", "example.com", "localhost.example.com", "127.0.0.1.example.com"):
-        assert not is_loopback(host)
 
 
 def test_sigterm_answers_what_was_sent_and_accepts_nothing_new(tmp_path: Path) -> None:

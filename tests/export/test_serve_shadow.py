@@ -15,9 +15,9 @@ import pytest
 from headway.export.serve import shadow as shadow_module
 from headway.export.serve.inputs import Payload
 from headway.export.serve.jobs import Answer
-from headway.export.serve.problems import ProblemError
 from headway.export.serve.served_model import BatchRecord, ServedModel
 from headway.export.serve.shadow import Shadow
+from headway.http.problems import ProblemError
 
 WAIT_S = 60.0
 SIDE = 4

@@ -11,7 +11,8 @@ from headway.cli.screen import LOG, Json, print_result
 from headway.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from headway.lifecycle.store.records import Change, Outcome
+    from headway.lifecycle.store.any_store import AnyStore, Changed
+    from headway.lifecycle.store.records import Change
     from headway.lifecycle.store.store import Store
 
 app = typer.Typer(
@@ -21,7 +22,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Folder = Annotated[str | None, typer.Option("--store", help="Folder of the store. Default: $HEADWAY_STORE.")]
+Folder = Annotated[
+    str | None,
+    typer.Option("--store", help="Folder of the store, or URL of a data service. Default: $HEADWAY_STORE."),
+]
 By = Annotated[str | None, typer.Option("--by", help="Who makes the change. Default: you.")]
 Message = Annotated[str, typer.Option("--message", "-m", help="Why, for the log.")]
 Expect = Annotated[
@@ -60,11 +64,11 @@ def create(
     message: Message = "",
     as_json: Json = False,
 ) -> None:
-    """Create a data set, and the store if there is none."""
-    from headway.lifecycle.store.store import Store
+    """Create a data set, and the folder of the store if there is none."""
+    from headway.lifecycle.service.served_store import open_store
 
     given = {"description": description, "license": license, "creator": creator, "url": url}
-    version = Store.make(store, shards=shards).create(
+    version = open_store(store, create=True, shards=shards).create(
         name,
         mode=mode,
         splits=_parse_splits(splits),
@@ -121,6 +125,7 @@ def add(
     """
     from headway.core.sample_progress import SampleProgress
     from headway.lifecycle.interchange.store_exchange import add_annotations, is_annotation_file
+    from headway.lifecycle.store.store import Store
 
     opened, name = _open(store, name)
     expected = _find_expected(opened, name, expect)
@@ -135,7 +140,8 @@ def add(
         what = "--unlabelled takes a folder: images without a label in a file are added without one anyway"
         raise UsageError(what, where=source, fix="Leave it out, or name the folder of the images.")
     notes: tuple[str, ...] = ()
-    with SampleProgress("Adding", "images", LOG) as progress:
+    outcome: Changed
+    with SampleProgress("Adding", "images" if isinstance(opened, Store) else "bytes", LOG) as progress:
         common: dict[str, Any] = {"prefix": prefix, "split": split, "by": by, "message": message}
         common |= {"expected": expected, "progress": progress, "ignore_near_copies": ignore_near_copies}
         if is_file:
@@ -145,7 +151,7 @@ def add(
             outcome = opened.add(name, source, unlabelled=unlabelled, **common)
     for note in notes:
         LOG.warning(note)
-    _print_outcome(outcome, as_json)
+    _print_outcome(name, outcome, as_json)
 
 
 @app.command()
@@ -175,7 +181,7 @@ def label(
         raise UsageError("no label is given", fix=fix)
     opened, name = _open(store, name)
     expected = _find_expected(opened, name, expect)
-    _print_outcome(opened.apply(name, changes, by=by, message=message or "label", expected=expected), as_json)
+    _print_outcome(name, opened.apply(name, changes, by=by, message=message or "label", expected=expected), as_json)
 
 
 @app.command()
@@ -191,13 +197,15 @@ def remove(
 ) -> None:
     """Remove samples, as a new version; old versions keep them."""
     from headway.lifecycle.store.label_list import read_samples
+    from headway.lifecycle.store.steps import remove_sample
 
     names = [*(samples or ()), *(read_samples(list_file) if list_file is not None else ())]
     if not names:
         raise UsageError("no sample is named", fix="Name samples, or a list with --list.")
     opened, name = _open(store, name)
     expected = _find_expected(opened, name, expect)
-    _print_outcome(opened.remove(name, names, by=by, message=message or "remove", expected=expected), as_json)
+    changes = [remove_sample(one) for one in names]
+    _print_outcome(name, opened.apply(name, changes, by=by, message=message or "remove", expected=expected), as_json)
 
 
 @app.command()
@@ -237,7 +245,7 @@ def show(
             print_result(one.to_json(), as_json, one.describe())
         return
     if setters:
-        counts = opened.count_setters(address)
+        counts = _expect_folder(opened, "show --setters").count_setters(address)
         text = "\n".join(f"{by}: {count:,}" for by, count in counts.items()) or "No sample has a label."
         print_result(counts, as_json, text)
         return
@@ -292,9 +300,10 @@ def merge(
     if prefer not in (None, "ours", "theirs"):
         raise UsageError(f"{prefer!r} is no side", where="--prefer", fix="Choose ours or theirs.")
     side: Literal["ours", "theirs"] | None = "ours" if prefer == "ours" else "theirs" if prefer else None
-    opened, name = _open(store, name)
+    found, name = _open(store, name)
+    opened = _expect_folder(found, "merge")
     expected = _find_expected(opened, name, expect)
-    _print_outcome(opened.merge(name, other, prefer=side, by=by, message=message, expected=expected), as_json)
+    _print_outcome(name, opened.merge(name, other, prefer=side, by=by, message=message, expected=expected), as_json)
 
 
 @app.command()
@@ -307,7 +316,7 @@ def tag(
 ) -> None:
     """Give a version a name of its own."""
     opened, address = _open(store, address)
-    version = opened.tag(address, tag, replace=replace)
+    version = _expect_folder(opened, "tag").tag(address, tag, replace=replace)
     text = f"{version.address} ({version.version[:12]}) is store:{version.dataset}@{tag} now."
     print_result(version.to_json(), as_json, text)
 
@@ -328,7 +337,7 @@ def gc(
     """Remove files that no version needs."""
     from dataclasses import asdict
 
-    opened, _ = _open(store, "")
+    opened = _expect_folder(_open(store, "")[0], "gc")
     result = opened.collect_garbage(keep=keep, grace_s=grace_hours * 3600, dry_run=dry_run, is_moved=moved)
     print_result(asdict(result), as_json, result.describe(dry_run=dry_run))
 
@@ -344,7 +353,7 @@ def verify(store: Folder = None, as_json: Json = False) -> None:
     from headway.core.sample_progress import SampleProgress
     from headway.core.text_format import pluralise
 
-    opened, _ = _open(store, "")
+    opened = _expect_folder(_open(store, "")[0], "verify")
     with SampleProgress("Verifying", "files", LOG) as progress:
         damages = opened.verify(progress)
     found = f"{pluralise(len(damages), 'damaged place')}: restore them from a copy of the store."
@@ -354,23 +363,35 @@ def verify(store: Folder = None, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def _open(folder: str | None, address: str) -> tuple[Store, str]:
-    """Opens the store that an option or an address names. Returns it, and the address without the folder."""
+def _open(named: str | None, address: str) -> tuple[AnyStore, str]:
+    """Opens the store that an option or an address names. Returns it, and the address without folder or URL."""
     from dataclasses import replace
 
     from headway.data.store_address import PREFIX, StoreAddress
-    from headway.lifecycle.store.store import Store
+    from headway.lifecycle.service.served_store import open_store, split_service
 
     if not address:
-        return Store(folder), ""
-    place = StoreAddress.parse(address)
-    if place.folder and folder is not None:
+        return open_store(named), ""
+    url, rest = split_service(address)
+    place = StoreAddress.parse(rest)
+    own = url or place.folder
+    if own and named is not None:
         fix = "Leave --store out."
         raise UsageError("the address and --store both name a store", where=address, fix=fix)
-    return Store(place.folder or folder), str(replace(place, folder="")).removeprefix(PREFIX)
+    return open_store(own or named), str(replace(place, folder="")).removeprefix(PREFIX)
 
 
-def _find_expected(store: Store, name: str, expected: str | None) -> str | None:
+def _expect_folder(opened: AnyStore, verb: str) -> Store:
+    """Returns a store in a folder. Raises UsageError for a data service, which has no request for a verb."""
+    from headway.lifecycle.store.store import Store
+
+    if not isinstance(opened, Store):
+        fix = f"Run headway dataset {verb} on the machine of the service, with --store FOLDER; the service may run on."
+        raise UsageError(f"a data service has no request for {verb}", fix=fix)
+    return opened
+
+
+def _find_expected(store: AnyStore, name: str, expected: str | None) -> str | None:
     return None if expected is None else store.resolve(f"{name}@{expected}").version
 
 
@@ -400,26 +421,30 @@ def _parse_splits(text: str | None) -> dict[str, float] | None:
     return shares
 
 
-def _print_outcome(outcome: Outcome, as_json: bool) -> None:
-    version = outcome.version
-    for note in outcome.notes:
+def _print_outcome(name: str, outcome: Changed, as_json: bool) -> None:
+    from headway.lifecycle.store.records import KINDS
+
+    # As JSON, which is the same whether a store or a service has made the version.
+    tree = outcome.to_json()
+    for note in tree.get("notes", ()):
         LOG.info(note)
-    for one in outcome.rejected[:_MAX_LISTED]:
-        LOG.warning(f"Left out {one.name}: {one.reason}.")
-    if len(outcome.rejected) > _MAX_LISTED:
-        LOG.warning(f"Left out {len(outcome.rejected) - _MAX_LISTED:,} more; --json lists all.")
-    changes = ", ".join(f"{count:,} {kind}" for kind, count in version.counts.items() if count)
-    if outcome.is_new:
-        text = f"{version.address} ({version.version[:12]}): {changes or 'no change'}."
-    else:
-        text = f"Nothing changed: {version.address} ({version.version[:12]}) is still the newest version."
-    if outcome.duplicates:
-        text += f" Left out {len(outcome.duplicates):,} that are there already."
-    if outcome.near_copies:
-        text += f" Near copies of other images: {len(outcome.near_copies):,}."
-    apart = [one for one in outcome.near_copies if one.is_apart]
+    rejected, copies = tree["rejected"], tree["near_copies"]
+    for one in rejected[:_MAX_LISTED]:
+        LOG.warning(f"Left out {one['name']}: {one['reason']}.")
+    if (count := tree.get("rejected_count", len(rejected))) > _MAX_LISTED:
+        LOG.warning(f"Left out {count - _MAX_LISTED:,} more; --json lists all.")
+    version = f"store:{name}@v{tree['number']} ({tree['version'][:12]})"
+    changes = ", ".join(f"{tree[kind]:,} {kind}" for kind in KINDS if tree[kind])
+    text = f"{version}: {changes or 'no change'}."
+    if not tree["is_new"]:
+        text = f"Nothing changed: {version} is still the newest version."
+    if tree["duplicates"]:
+        text += f" Left out {tree['duplicates']:,} that are there already."
+    if count := tree.get("near_copies_count", len(copies)):
+        text += f" Near copies of other images: {count:,}."
+    apart = [one for one in copies if one["is_apart"]]
     for copy in apart[:_MAX_LISTED]:
-        LOG.warning(f"{copy.name} is a near copy of {copy.first}, which is in another split.")
+        LOG.warning(f"{copy['name']} is a near copy of {copy['first']}, which is in another split.")
     if len(apart) > _MAX_LISTED:
         LOG.warning(f"Other splits also have near copies of {len(apart) - _MAX_LISTED:,} more; --json lists all.")
-    print_result(outcome.to_json(), as_json, text)
+    print_result(tree, as_json, text)

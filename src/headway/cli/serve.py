@@ -52,8 +52,8 @@ def serve(
 
     It batches what waits. Stop it with Ctrl-C or SIGTERM: what was accepted is answered.
     """
-    from headway.export.serve.listening import Address
     from headway.export.serve.server import serve as serve_export
+    from headway.http.listening import Address
 
     settings = ServeSettings(
         batch=batch,

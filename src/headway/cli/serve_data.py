@@ -45,7 +45,7 @@ def serve_data(
     Its resources are listed at / of the server. Without a token, only programs of this machine are answered; make one
     with headway data-token. Stop it with Ctrl-C or SIGTERM: uploads go on after the next start.
     """
-    from headway.export.serve.listening import Address
+    from headway.http.listening import Address
     from headway.lifecycle.service.server import serve_data as serve_store
 
     settings = ServiceSettings(

@@ -47,6 +47,11 @@ def is_store_address(uri: str | os.PathLike[str]) -> bool:
     return os.fspath(uri).startswith(PREFIX)
 
 
+def is_service_url(text: str | os.PathLike[str]) -> bool:
+    """Returns True for the address of a data service, such as `http://127.0.0.1:8080`."""
+    return os.fspath(text).startswith(("http://", "https://"))
+
+
 def is_name(text: object) -> bool:
     """Returns True for a text that can be the name of a data set, a split or a tag; it is a safe name of a folder."""
     return isinstance(text, str) and _NAME.fullmatch(text) is not None
@@ -150,12 +155,21 @@ class StoreAddress:
         return replace(self, version=self.resolve().name, split=self.split or default_split)
 
 
+def expect_folder(named: str) -> None:
+    """Raises UsageError if a data service is named in place of the folder of a store."""
+    if is_service_url(named):
+        what = "this needs the folder of a store, and a data service is named"
+        fix = "Run it on the machine of the service, with the folder that it serves; or copy the store here."
+        raise UsageError(what, where=named, fix=fix)
+
+
 def find_store(folder: str | os.PathLike[str] | None, where: str = "") -> Path:
     """Returns the folder of a store; None: $HEADWAY_STORE. Raises UsageError if there is none."""
     named = os.fspath(folder) if folder is not None else os.environ.get(STORE_VARIABLE, "")
     if not named:
         fix = f"Set {STORE_VARIABLE} to its folder, or write store:FOLDER//NAME."
         raise UsageError("no store is named", where=where, fix=fix)
+    expect_folder(named)
     path = Path(named).expanduser()
     if not (path / DATABASE).is_file():
         fix = f"Create one with headway dataset create NAME --store {named}"

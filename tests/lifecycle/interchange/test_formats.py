@@ -329,7 +329,7 @@ def test_a_faulty_file_of_label_studio_is_refused_with_the_place(tree: Any, said
     [
         ("a.csv", "label\ncat\n", "lacks path"),
         ("a.csv", "path,label\na.jpg\n", "line 2: the line has 1 fields"),
-        ("a.csv", "path,path\na.jpg,b.jpg\n", "column occurs twice"),
+        ("a.csv", "path,path\na.jpg,b.jpg\n", "column 'path' occurs twice"),
         ("a.csv", 'path,label\n"a.jpg,cat\n', "not valid CSV"),
         ("a.csv", "path,label,labels\na.jpg,cat,dog\n", "both 'label' and 'labels'"),
         ("a.csv", "path,label,boxes\na.jpg,cat,[\n", "'boxes' is damaged"),

@@ -21,6 +21,7 @@ from tests.lifecycle.loop._loops import (
     set_labels,
 )
 
+from headway.export.targets import target
 from headway.lifecycle.loop import run_loop
 from headway.lifecycle.loop.labels import count_labels, read_picks
 from headway.lifecycle.loop.offer import offer_picks, read_marks
@@ -168,6 +169,7 @@ def test_a_damaged_journal_is_named(waiting: Path) -> None:
         ({"mine": {"strategy": "magic"}}, "strategy"),
         ({"lables": {}}, "labels"),
         ({"name": "../x"}, "name"),
+        ({"export": {"to": ["onnx", "onx"]}}, "there is no target 'onx'. Did you mean 'onnx'?"),
     ],
     ids=lambda value: str(value)[:24],
 )
@@ -250,7 +252,7 @@ def test_no_other_class_may_come(tmp_path: Path) -> None:
     assert headway("loop", settings, "--out", out, "--once", "--json").json()["state"] == "finished"
 
 
-def test_a_data_set_that_lacks_a_split(tmp_path: Path) -> None:
+def test_what_is_missing_is_said_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = make_loop(tmp_path)
     store = Store(tmp_path / "store")
     store.create("empty")
@@ -263,4 +265,10 @@ def test_a_data_set_that_lacks_a_split(tmp_path: Path) -> None:
     store.add("blind", tmp_path / "labelled", split="train")
     change(settings, data=f"store:{tmp_path}/store//blind")
     assert "IMAGES --split eval --store" in refused("loop", settings, "--out", tmp_path / "loop", status=2)
+    assert json.dumps(read_journal(tmp_path / "loop")) == "[]"
+    change(settings, data=f"store:{tmp_path}/store//digits", export={"to": ["onnx"]})
+    monkeypatch.setattr(target, "find_spec", lambda name: None if name == "onnxscript" else object())
+    said = refused("loop", settings, "--out", tmp_path / "loop", status=2)
+    assert "export.to" in said
+    assert "the target onnx needs onnxscript" in said
     assert json.dumps(read_journal(tmp_path / "loop")) == "[]"

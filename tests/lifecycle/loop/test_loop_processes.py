@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -117,14 +118,23 @@ def test_labels_by_post_and_an_export(tmp_path: Path) -> None:
             assert process.poll() is None, process.communicate()
             time.sleep(0.02)
         picks = list_waiting(out)
-        # In two requests: half of the labels is not enough.
-        for part in (picks[::2], picks[1::2]):
-            changes = [
-                {"op": "label", "sha256": pick["sha256"], "label": find_truth(pick["name"]), "by": "carla"}
-                for pick in part
-            ]
-            client.change("digits", changes, if_match=client.describe("digits")["version"])
+        # In two requests: half of the labels is not enough. One is that of the label page.
+        changes = [
+            {"op": "label", "sha256": pick["sha256"], "label": find_truth(pick["name"]), "by": "carla"}
+            for pick in picks[::2]
+        ]
+        client.change("digits", changes, if_match=client.describe("digits")["version"])
+        (queue,) = client.list_queues("digits")
+        rest = [one for one in client.list_queue_samples("digits", queue["queue"]) if one["label"] is None]
+        labels: dict[str, str | None] = {one["sha256"]: find_truth(one["name"]) for one in rest}
+        assert len(labels) == 10
+        assert client.answer("digits", queue["queue"], labels, by="carla")["labelled"] == 10
         text, errors = process.communicate()
+        shutil.copytree(out / "rounds/0/members/1", tmp_path / "store/runs/first")
+        mined = client.wait(client.start_mining("digits", ["first"], strategy="margin", count=5, seed=1))
+        assert (mined["size"], mined["about"]["strategy"]) == (5, "margin")
+        samples = list(client.list_queue_samples("digits", mined["queue"]))
+        assert [one["label"] for one in samples] == [None] * 5
     assert process.returncode == 0, errors
     assert json.loads(text)["accepted"] == 1
     assert find_stage(out, 1, "export")["passed"]

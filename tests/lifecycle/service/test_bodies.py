@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.lifecycle.service._service import build_tar
 
-from headway.export.serve.multipart import parse_multipart, split_multipart
-from headway.export.serve.problems import ProblemError
+from headway.http.multipart import parse_multipart, split_multipart
+from headway.http.problems import ProblemError
 from headway.lifecycle.service import bodies
 from headway.lifecycle.service.bodies import FileBytes, Proposal, parse_body
 from headway.lifecycle.service.settings import ServiceSettings

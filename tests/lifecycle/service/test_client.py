@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests._support import free_port
+from tests.lifecycle.service._labelling import add_pool, build_picks, name_image, propose
 from tests.lifecycle.service._service import Served, draw, draw_tar, serving_data
 
 from headway.core.errors import HeadwayError, UsageError
@@ -90,6 +93,56 @@ def test_an_upload_reports_its_progress_and_waits_for_its_job(client: Client, tm
     answer = client.upload("jobs", path, progress=lambda done, total: seen.append((done, total)))
     assert answer["added"] == 30
     assert seen[-1] == (path.stat().st_size, path.stat().st_size)
+
+
+def test_files_and_changes_are_one_version(client: Client, tmp_path: Path) -> None:
+    """With facts that a tar file has no place for, and names that a form has to quote."""
+    client.create("mixed", splits={"train": 0.5, "eval": 0.5})
+    names = ['a "quoted" name.jpg', "ü/0.jpg", "plain.jpg"]
+    files = dict[str, Path]()
+    for number, name in enumerate(names):
+        files[name] = tmp_path / f"{number}.jpg"
+        files[name].write_bytes(draw(60 + number))
+    facts = {"label": "cat", "split": "eval", "by": "ben", "annotations": {"boxes": [1]}}
+    changes = [{"op": "add", "name": name, **facts} for name in names[:2]]
+    answer = client.change("mixed", changes, files, message="all at once")
+    assert (answer["number"], answer["added"]) == (1, 3)
+    found = {one["name"]: one for one in client.list_samples("mixed")}
+    assert {name: (one["label"], one["split"]) for name, one in found.items()} == {
+        **dict.fromkeys(names[:2], ("cat", "eval")),
+        "plain.jpg": (None, "unlabelled"),
+    }
+    assert found["ü/0.jpg"]["annotations"] == {"boxes": [1]}
+    client.change("mixed", [{"op": "label", "name": "plain.jpg", "label": "dog"}], if_match="*")
+    with pytest.raises(UsageError, match="No such file"):
+        client.change("mixed", [], {"x.jpg": tmp_path / "none.jpg"})
+
+
+def test_a_queue_is_labelled_as_the_page_of_the_docs_shows(
+    client: Client, served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_pool(served, "cars", range(70, 76))
+    made = client.add_queue("cars", build_picks([72, 70, 74], name="first"))
+    assert client.add_queue("cars", build_picks([72, 70, 74], name="first"))["queue"] == made["queue"]
+    # Somebody else has one of the samples, and gives it back.
+    lease = client.lease("cars", made["queue"], by="ben", count=1)
+    assert [one["name"] for one in lease["samples"]] == [name_image(72)]
+    other = client.lease("cars", made["queue"], by="carla", count=9)
+    assert [one["name"] for one in other["samples"]] == [name_image(70), name_image(74)]
+    for leased in (lease, other):
+        client.end_lease("cars", leased["grid"])
+    page = (Path(__file__).parents[3] / "docs/data-service.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(from headway[^`]*?def label_queue.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names = dict[str, Any]()
+    exec(block, names)
+    names["label_queue"](served.started["url"])
+    assert capsys.readouterr().out.startswith("3 labels in version ")
+    (queue,) = client.list_queues("cars")
+    assert (queue["name"], queue["size"], queue["marked"]) == ("first", 3, 3)
+    samples = list(client.list_queue_samples("cars", made["queue"]))
+    assert [(one["name"], one["label"]) for one in samples] == [(name_image(n), propose(n)) for n in (72, 70, 74)]
+    with pytest.raises(ServiceError, match="no run 'none'"):
+        client.start_mining("cars", ["none"])
 
 
 @pytest.mark.check

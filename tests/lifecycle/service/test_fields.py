@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service import structured_fields as fields
 from headway.lifecycle.service.digests import choose_answer_digest, format_digest, read_checksum, read_digest
 from headway.lifecycle.service.problems import KINDS, refuse

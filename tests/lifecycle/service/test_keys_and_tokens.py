@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import UsageError
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service import audit
 from headway.lifecycle.service.answer import Answer
 from headway.lifecycle.service.audit import AuditLog

@@ -19,6 +19,7 @@ from tests.lifecycle.service._labelling import (
     list_versions,
     propose,
     read_labels,
+    set_labels,
 )
 from tests.lifecycle.service._service import Served, add_images, build_tar, create, draw, serving_data
 
@@ -42,6 +43,8 @@ AHEAD = (
 )
 AT = "[...document.querySelectorAll('.tile')].findIndex(one => one.classList.contains('at'))"
 CHIPS = "[...document.querySelectorAll('.chip')].map(one => one.textContent)"
+ASKS = "document.getElementById('token-dialog').open"
+IN_THE_MIDDLE = "document.elementFromPoint(innerWidth / 2, 280).textContent"
 TITLES = "[...document.querySelectorAll('.tile')].map(one => one.title)"
 
 
@@ -73,6 +76,12 @@ def show(browser: Browser, served: Served, name: str, tiles: int) -> None:
 
 def wait_until_saved(browser: Browser) -> None:
     browser.wait(f"{SAVED} && {OUTBOX} === 0")
+
+
+def fill(browser: Browser, field: str, text: str) -> None:
+    """Types a text into a field and leaves it."""
+    place = f"document.getElementById({json.dumps(field)})"
+    browser.evaluate(f"{place}.value = {json.dumps(text)}; {place}.dispatchEvent(new Event('change'))")
 
 
 def key_of(label: str) -> str:
@@ -155,6 +164,18 @@ def test_keys_do_what_the_page_says(browser: Browser, served: Served) -> None:
     browser.wait(f"{TILES} === 6 && {AT} === 0")
     wait_until_saved(browser)
     assert CLASSES[0] in read_labels(served, "keys").values()
+    # Of a button that has the focus, Enter presses it, and accepts no grid.
+    browser.evaluate("document.querySelectorAll('.class')[8].focus()")
+    browser.press("Enter")
+    assert browser.evaluate(CHIPS)[0] == CLASSES[8]
+    browser.evaluate("document.activeElement.blur()")
+    # Somebody has labelled an image that is shown: it keeps that label, and comes again with it.
+    assert set_labels(served, "keys", "", {find_id(25): "other"}, by="ben").status == 201
+    browser.press("Enter")
+    browser.wait(f"{TILES} === 1 && {CHIPS}[0] === 'other'")
+    wait_until_saved(browser)
+    assert "1 image got another label" in browser.evaluate("document.getElementById('notice').textContent")
+    assert read_labels(served, "keys")[find_id(25)] == "other"
 
 
 def test_names_and_labels_of_others_are_texts(browser: Browser, served: Served) -> None:
@@ -187,6 +208,17 @@ def test_many_classes_have_two_letters_and_no_proposal_asks(browser: Browser, se
     codes = browser.evaluate("[...document.querySelectorAll('.class')].map(one => one.dataset.code)")
     assert len(set(codes)) == len(names)
     assert not {code[0] for code in codes} & set("uxz")
+    # A word alone is a slice too: the names that have it.
+    for text, tiles in (("00002", 1), ("none", 0), ("", 3)):
+        fill(browser, "slice", text)
+        browser.wait(f"{TILES} === {tiles} && location.search.includes('slice') === {json.dumps(bool(text))}")
+        # What stands in the place of images can be seen.
+        seen = browser.evaluate(IN_THE_MIDDLE)
+        assert "pool/00002.jpg" in browser.evaluate(TITLES) if tiles else seen.startswith("Nothing is left here")
+    # A link that somebody has sent wins over what this tab has shown before.
+    for query, tiles in (("slice=*00002*", 1), ("split=unlabelled", 3)):
+        browser.open(f"{served.started['url']}/label/fruit?{query}")
+        browser.wait(f"{TILES} === {tiles} && location.search === '?{query}' && {DRAWN}")
     browser.press(*codes[names.index("mango")], *codes[names.index("zest")])
     assert browser.evaluate(CHIPS) == ["mango", "zest", "?"]
     # Without a label or a proposal, Enter asks once.
@@ -206,9 +238,14 @@ def test_a_server_with_tokens_asks_for_one(browser: Browser, tmp_path: Path) -> 
         add_pool(served, "cars", range(2))
         add_queue(served, "cars", range(2))
         browser.open(f"{served.started['url']}/label/cars")
-        browser.wait("document.getElementById('token-dialog').open")
-        browser.evaluate(f"document.getElementById('token').value = '{token}'")
-        browser.evaluate("document.getElementById('token-form').requestSubmit()")
+        browser.wait(ASKS)
+        assert browser.evaluate("document.getElementById('token-problem').hidden")
+        # A wrong one, with a character that no header takes, is asked for again.
+        for text in ("none\u2019", token):
+            fill(browser, "token", text)
+            browser.evaluate("document.getElementById('token-form').requestSubmit()")
+            if text != token:
+                browser.wait(f"{ASKS} && !document.getElementById('token-problem').hidden")
         browser.wait(f"{TILES} === 2 && {DRAWN}")
         browser.press("1", "Enter")
         wait_until_saved(browser)

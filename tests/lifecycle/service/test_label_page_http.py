@@ -133,6 +133,7 @@ def test_bad_requests_are_refused_and_change_nothing(served: Served, name: str) 
     check_problem(send(served, "POST", f"{path}/mine", {"runs": ["none"], "to": "/"}, key()), 400, "malformed")
     check_problem(send(served, "POST", "/datasets/none/mine", build_picks([0])), 404, "not-found")
     check_problem(served.ask("GET", "/datasets/none/loop"), 404, "not-found")
+    check_problem(served.ask("GET", "/datasets/none/slices"), 404, "not-found")
     assert list_versions(served, name) == versions
     # A sample that somebody has removed meanwhile is named, and the others keep their labels.
     reply = set_labels(served, name, "", {sample: "cat", "0" * 64: "cat"})

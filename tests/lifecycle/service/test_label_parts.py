@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.lifecycle.service._labelling import CLASSES, build_picks, name_image
 from tests.lifecycle.service._service import draw
 
 from headway.core.untrusted_json import JsonError
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service.datasets import Datasets
 from headway.lifecycle.service.jobs import Job
 from headway.lifecycle.service.labelling import labelling as module
@@ -29,6 +30,7 @@ from headway.lifecycle.service.labelling.selection import is_double
 from headway.lifecycle.service.processes import Command
 from headway.lifecycle.service.tokens import LOCAL
 from headway.lifecycle.store.records import Change
+from headway.lifecycle.store.rows import Names
 from headway.lifecycle.store.store import Store
 
 PAIRS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=1, max_size=60)
@@ -115,6 +117,7 @@ def test_results_of_mining_and_of_label_errors_become_queues() -> None:
         {"by": " anna"},
         {"by": "a" * 100},
         {"class": 3},
+        {"slice": "x" * 201},
     ],
 )
 def test_a_wish_that_is_none_is_refused(tree: dict[str, Any]) -> None:
@@ -290,11 +293,33 @@ def test_filters_choose_what_they_say(labelling: Labelling) -> None:
     assert show(count=40) == list(range(40))
     assert show(label=CLASSES[3]) == [3, 13, 23, 33]
     assert show(has_copies=True) == [1]
-    assert show(split="train") == show(differs=True) == show(label="none") == []
+    assert show(split="train") == show(differs=True) == show(label="none") == show(slice="night/*") == []
+    assert show(slice="pool/0000?.jpg", label=CLASSES[3]) == [3]
+    assert show(slice="pool/*", count=40) == show(slice="*/000[0-3]*", count=40) == list(range(40))
     sample = next(one for one, number in names.items() if number == 13)
     labelling.datasets._store.apply("pool", [Change(operation="label", sample=sample, label=CLASSES[4])])
     assert show(differs=True) == show(split="train") == [13]
     assert show(label=CLASSES[4]) == [4, 13, 14, 24, 34]
+
+
+def test_folders_are_slices(labelling: Labelling, tmp_path: Path) -> None:
+    store = Store(labelling.datasets.folder)
+    names = ("a/x/1.jpg", "a/y/1.jpg", "a/y/2.jpg", "b*/1.jpg", "1.jpg")
+    files = sorted((tmp_path / "images").iterdir())
+    store.create("tree", splits={"train": 1.0})
+    store.apply(
+        "tree", [Change(operation="add", name=name, file=file) for name, file in zip(names, files, strict=False)]
+    )
+    listed = {one["slice"]: one["samples"] for one in labelling.list_slices("tree")["slices"]}
+    assert listed == {"a/*": 3, "a/x/*": 1, "a/y/*": 2, "b[*]/*": 1}
+    _, rows = labelling.datasets.read_rows("tree")
+    # Each pattern finds as many as are listed, whatever characters a folder has.
+    assert {pattern: int(rows.names.match(pattern).sum()) for pattern in listed} == listed
+
+
+@given(st.lists(st.text("ab/é", max_size=6), max_size=8), st.text("ab/é*?[]!", max_size=6))
+def test_names_match_as_fnmatch_has_it(names: list[str], pattern: str) -> None:
+    assert Names.build(names).match(pattern).tolist() == [fnmatchcase(name, pattern) for name in names]
 
 
 def test_a_queue_of_other_images_is_refused(labelling: Labelling) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.lifecycle.service._service import WAIT_S, build_form, build_tar, draw, draw_tar
 
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service import requests as requests_module
 from headway.lifecycle.service.answer import Answer
 from headway.lifecycle.service.blobs import BlobIndex
@@ -26,6 +26,7 @@ from headway.lifecycle.service.requests import Requests
 from headway.lifecycle.service.settings import ServiceSettings
 from headway.lifecycle.service.tokens import LOCAL
 from headway.lifecycle.service.upload import Upload
+from headway.lifecycle.service.upload_plan import UploadPlan
 from headway.lifecycle.service.uploads import Uploads
 from headway.lifecycle.store.rows import Rows
 from headway.lifecycle.store.store import Store
@@ -57,7 +58,7 @@ class Server:
 
     def begin(self, body: bytes, content_type: str = TAR, key: str = "k", **facts: Any) -> Upload:
         """A body that is complete, as that of a POST."""
-        upload = self.uploads.create(
+        plan = UploadPlan(
             principal=LOCAL.name,
             target="cars",
             content_type=content_type,
@@ -66,6 +67,7 @@ class Server:
             is_resumable=False,
             **facts,
         )
+        upload = self.uploads.create(plan)
 
         async def send() -> Any:
             yield body

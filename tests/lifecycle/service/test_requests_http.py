@@ -34,6 +34,7 @@ from tests.lifecycle.service._service import (
 )
 
 from headway.core.errors import DataError
+from headway.lifecycle.service.memory_body import MEMORY_BYTES
 from headway.lifecycle.service.problems import explain_failure
 from headway.lifecycle.store.store import Store
 
@@ -208,18 +209,30 @@ def test_a_refused_request_can_be_mended_with_its_key(served: Served, name: str)
     assert reply.json()["removed"] == 1
 
 
-def test_wrong_digests_store_nothing(served: Served, name: str) -> None:
-    before, body = head(served, name), draw_tar(80, 1)
+@pytest.mark.parametrize("kind", ["x-tar", "json"])
+def test_wrong_digests_store_nothing(served: Served, name: str, kind: str) -> None:
+    body = draw_tar(80, 1) if kind == "x-tar" else json.dumps([{"op": "remove", "name": "cat/00001.jpg"}]).encode()
+    before, usual = head(served, name), {"Content-Type": f"application/{kind}"}
     right = base64.b64encode(hashlib.sha256(body).digest()).decode()
     wrong = base64.b64encode(hashlib.sha256(body + b"!").digest()).decode()
     for header in ("Content-Digest", "Repr-Digest"):
-        reply = served.ask("POST", f"/datasets/{name}", body, TAR | key() | {header: f"sha-256=:{wrong}:"})
+        reply = served.ask("POST", f"/datasets/{name}", body, usual | key() | {header: f"sha-256=:{wrong}:"})
         check_problem(reply, 400, "/problems/wrong-digest")
     assert head(served, name) == before
     uploads = served.folder / "service/uploads"
     assert [one for one in uploads.iterdir() if not (one / "job").exists()] == []
-    reply = served.ask("POST", f"/datasets/{name}", body, TAR | key() | {"Repr-Digest": f"sha-256=:{right}:"})
+    reply = served.ask("POST", f"/datasets/{name}", body, usual | key() | {"Repr-Digest": f"sha-256=:{right}:"})
     assert reply.status == 201
+
+
+@pytest.mark.parametrize("blanks", [0, MEMORY_BYTES])
+def test_a_list_in_memory_or_in_a_file_is_one_version(served: Served, name: str, blanks: int) -> None:
+    body, headers = build_changes({"op": "remove", "name": "cat/00001.jpg"})
+    first, again = (served.ask("POST", f"/datasets/{name}", body + b" " * blanks, headers) for _ in range(2))
+    assert (first.status, first.json()["removed"]) == (201, 1)
+    assert (again.status, again.body, again.headers["etag"]) == (201, first.body, first.headers["etag"])
+    other = served.ask("POST", f"/datasets/{name}", body + b" " * (blanks + 1), headers)
+    check_problem(other, 422, "/problems/key-reused")
 
 
 def test_a_label_outside_the_classes_is_refused(served: Served) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.lifecycle.service._service import WAIT_S, Reply, Served, check_problem, create, key, serving_data
 
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service.jobs import CancelledJobError, Job
 from headway.lifecycle.service.processes import Command, Processes, end_process
 

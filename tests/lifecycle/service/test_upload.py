@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.untrusted_json import JsonError
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service import upload as upload_module
 from headway.lifecycle.service import uploads as uploads_module
 from headway.lifecycle.service.answer import Answer
@@ -236,12 +236,12 @@ def test_uploads_are_found_again_and_limited(tmp_path: Path) -> None:
     settings = ServiceSettings(open_uploads=2, body_bytes=100)
     uploads = Uploads(tmp_path / "uploads", settings)
     facts = {"principal": "anna", "target": "cars", "content_type": "application/x-tar"}
-    kept = [uploads.create(**facts, length=5) for _ in range(2)]
+    kept = [uploads.create(UploadPlan(**facts, length=5)) for _ in range(2)]
     with pytest.raises(ProblemError) as refused:
-        uploads.create(**facts, length=5)
+        uploads.create(UploadPlan(**facts, length=5))
     assert refused.value.status == 429
     with pytest.raises(ProblemError) as refused:
-        uploads.create(**facts, length=101)
+        uploads.create(UploadPlan(**facts, length=101))
     assert refused.value.status == 413
     # What a kill has left while an upload was made or removed.
     (tmp_path / "uploads" / ("b" * 32)).mkdir()
@@ -267,9 +267,9 @@ def test_finished_uploads_are_kept_up_to_a_number(tmp_path: Path, monkeypatch: p
     made = list[Upload]()
     for _ in range(4):
         # A finished one is not counted: only one may be unfinished.
-        made.append(uploads.create(principal="anna", target="cars", content_type="", length=1))
+        made.append(uploads.create(UploadPlan(principal="anna", target="cars", content_type="", length=1)))
         made[-1].finish(Answer(201, {}))
-    unfinished = uploads.create(principal="anna", target="cars", content_type="", length=1)
+    unfinished = uploads.create(UploadPlan(principal="anna", target="cars", content_type="", length=1))
     assert uploads.take_old() == made[:2]
     assert list(uploads) == [*made[2:], unfinished]
 
@@ -277,15 +277,15 @@ def test_finished_uploads_are_kept_up_to_a_number(tmp_path: Path, monkeypatch: p
 def test_an_upload_that_is_begun_again_with_its_key_is_the_same(tmp_path: Path) -> None:
     uploads = Uploads(tmp_path / "uploads", ServiceSettings())
     facts = {"principal": "anna", "target": "cars", "content_type": "application/x-tar", "length": 5}
-    first = uploads.create(**facts, key="k")  # type: ignore[arg-type]
-    assert uploads.create(**facts, key="k") is first  # type: ignore[arg-type]
+    first = uploads.create(UploadPlan(**facts, key="k"))  # type: ignore[arg-type]
+    assert uploads.create(UploadPlan(**facts, key="k")) is first  # type: ignore[arg-type]
     others = [facts | {"length": 6, "key": "k"}, facts | {"key": "l"}, facts | {"key": "k", "principal": "bert"}, facts]
     for other in others:
-        assert uploads.create(**other) is not first  # type: ignore[arg-type]
+        assert uploads.create(UploadPlan(**other)) is not first  # type: ignore[arg-type]
     # One that has bytes is asked for its offset, by its name.
     with threads() as pool:
         asyncio.run(first.append(send(b"abc"), 0, most=MOST, expected=None, pool=pool))
-    assert uploads.create(**facts, key="k") is not first  # type: ignore[arg-type]
+    assert uploads.create(UploadPlan(**facts, key="k")) is not first  # type: ignore[arg-type]
 
 
 class Disk:
@@ -302,12 +302,12 @@ def test_announced_uploads_of_one_token_fit_on_the_disk_together(
 ) -> None:
     uploads = Uploads(tmp_path / "uploads", ServiceSettings())
     monkeypatch.setattr(uploads_module.os, "statvfs", lambda path: Disk(1000))
-    uploads.create(principal="anna", target="cars", content_type="", length=600)
+    uploads.create(UploadPlan(principal="anna", target="cars", content_type="", length=600))
     with pytest.raises(ProblemError) as refused:
-        uploads.create(principal="anna", target="cars", content_type="", length=600)
+        uploads.create(UploadPlan(principal="anna", target="cars", content_type="", length=600))
     assert refused.value.status == 507
     # Nobody keeps others out by announcements alone.
-    uploads.create(principal="bert", target="cars", content_type="", length=600)
+    uploads.create(UploadPlan(principal="bert", target="cars", content_type="", length=600))
 
 
 def test_each_write_leaves_the_spare_bytes_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,5 +355,5 @@ def test_a_job_is_known_after_a_restart_with_its_answer(tmp_path: Path) -> None:
 def test_a_disk_without_room_refuses_an_upload(tmp_path: Path) -> None:
     uploads = Uploads(tmp_path / "uploads", ServiceSettings(body_bytes=1 << 60))
     with pytest.raises(ProblemError) as refused:
-        uploads.create(principal="anna", target="cars", content_type="", length=1 << 59)
+        uploads.create(UploadPlan(principal="anna", target="cars", content_type="", length=1 << 59))
     assert refused.value.status == 507

@@ -123,10 +123,10 @@ def test_what_cannot_be_done_is_said(
     [
         ("a.csv", "name\ncat/0.png\n", "there is no label"),
         ("a.csv", "file,label\ncat/0.png,cat\n", "no sample is named"),
-        ("a.csv", "name,label\ncat/0.png,cat,dog\n", "line does not fit the header"),
-        ("a.csv", "name,label\ncat/0.png\n", "line does not fit the header"),
+        ("a.csv", "name,label\ncat/0.png,cat,dog\n", "the line has 3 fields and the header 2"),
+        ("a.csv", "name,label\ncat/0.png\n", "the line has 1 fields and the header 2"),
         ("a.csv", 'name,label\n"cat/0.png,cat\n', "not valid CSV"),
-        ("a.jsonl", "[]\n", "this is not a sample"),
+        ("a.jsonl", "[]\n", "this is not a JSON object"),
         ("a.jsonl", '{"name": 3, "label": "cat"}\n', "names and labels are texts"),
         ("a.jsonl", '{"name": "a"}\n', "there is no label"),
     ],

@@ -24,6 +24,7 @@ from headway.data.tiers.store import name_cached_set
 from headway.lifecycle.interchange.croissant_files import write_croissant
 from headway.lifecycle.mining.folds import write_subset
 from headway.lifecycle.service.blobs import BlobIndex
+from headway.lifecycle.service.served_store import open_store
 from headway.lifecycle.store import compaction
 from headway.lifecycle.store.store import Store
 from headway.storage import remote_folder, writable_folder
@@ -309,6 +310,8 @@ def test_impossible_places_are_refused(store: Store, bucket: Path, tmp_path: Pat
         Store.make(near.folder, shards=f"bucket://{bucket}-3")
     with pytest.raises(UsageError, match="--moved is for stores whose shards lie at an address"):
         near.collect_garbage(is_moved=True)
+    with pytest.raises(UsageError, match="--shards is for the folder of a new store, and a service is named"):
+        open_store("http://127.0.0.1:1", create=True, shards=f"bucket://{bucket}-3")
     (store.folder / "objects.json").write_text("{}")
     with pytest.raises(DataError, match="the address of the shards cannot be read"):
         store.verify()

@@ -7,12 +7,9 @@ Column `path` is relative to the file's own folder. One of these columns has the
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -20,8 +17,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.errors import DataError, UsageError
-from headway.core.files import read_regular
+from headway.core.errors import DataError
+from headway.core.list_rows import ListRow, is_csv, parse_rows, read_list_text
 from headway.data.columns import LabelKind
 from headway.data.formats.foreign_records import build_multi_labels
 from headway.data.formats.listing_columns import (
@@ -47,10 +44,7 @@ def list_file(path: Path, columns: ColumnNames | None = None) -> PackSource:
         UsageError: the file is missing or cannot be read.
         DataError: its content is invalid; the message names the line. A column that would be lost matters.
     """
-    text = _read_text(path)
-    # The extension decides, since a line of JSON is valid CSV.
-    parse = _parse_csv if path.suffix.lower() == ".csv" else _parse_json_lines
-    table = parse(path, text, columns)
+    table = _build_table(path, parse_rows(path, read_list_text(path)), columns)
     if not table.lines:
         raise DataError("the file lists no images", where=str(path), fix=LAYOUT_HINT)
     check_dropped_columns(table.unused, list(table.cells), table.structured, str(path))
@@ -95,118 +89,36 @@ class _Table:
         return DataError(what, where=f"{self.file}, line {self.lines[row]}", fix=fix)
 
 
-def _read_text(path: Path) -> str:
-    try:
-        data = read_regular(path)
-    except OSError as error:
-        raise UsageError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _build_encoding_error(path, data.count(b"\n", 0, error.start) + 1) from error
-    # Null characters mean UTF-16 or a binary file.
-    if "\0" in text:
-        raise _build_encoding_error(path, text.count("\n", 0, text.index("\0")) + 1)
-    return text
-
-
-def _build_encoding_error(path: Path, line: int) -> DataError:
-    return DataError("this is not UTF-8 text", where=f"{path}, line {line}", fix="Save the file as UTF-8.")
-
-
-def _parse_csv(path: Path, text: str, columns: ColumnNames | None) -> _Table:
-    """Returns the columns `path` and the labels of a CSV. Raises DataError, which names the line, if it is invalid."""
-    # Quoted fields may contain line ends, so the file is not split into lines first.
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-
-    def read_rows() -> Iterator[list[str]]:
-        """Yields the rows. Raises DataError if the text is not CSV."""
-        while True:
-            try:
-                yield next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                raise DataError(f"this is not valid CSV ({error})", where=f"{path}, line {reader.line_num}") from error
-
-    lines: list[int] = []
-    target_columns: list[tuple[int, list[Any]]] = []
-    header: list[str] = []
-    table = _Table(path, lines, {}, [], set())
-    for row in read_rows():
-        if not row:
-            continue
-        if not header:
-            where = f"{path}, line {reader.line_num}"
-            header = rename_columns([name.strip() for name in row], columns, where)
-            used = ["path", *find_label_columns(header, where)]
-            table.cells.update({name: [] for name in used})
-            # Most unused columns are legal, and a note names them.
-            table.unused.extend(name for name in header if name and name not in used)
-            target_columns = [(header.index(name), table.cells[name]) for name in used]
-            continue
-        # An unquoted comma in a path shifts every cell after it.
-        if len(row) != len(header):
-            raise DataError(
-                f"the line has {len(row)} fields and the header {len(header)}",
-                where=f"{path}, line {reader.line_num}",
-                fix="Put a text that holds a comma into double quotes.",
-            )
-        lines.append(reader.line_num)
-        for index, cells in target_columns:
-            cells.append(row[index])
-    # CSV has no lists: labels are separated by semicolons.
-    if "labels" in table.cells:
-        table.cells["labels"] = [[part for part in cell.split(";") if part.strip()] for cell in table.cells["labels"]]
-    return table
-
-
-def _parse_json_lines(path: Path, text: str, columns: ColumnNames | None) -> _Table:
-    """Returns the columns `path` and the labels of JSON lines. Raises DataError, which names the line."""
+def _build_table(path: Path, rows: Iterable[ListRow], columns: ColumnNames | None) -> _Table:
+    """Returns the columns `path` and the labels. Raises DataError, which names the line."""
     table = _Table(path, [], {}, [], set())
     used: list[str] = []
     previous: list[str] | None = None
     names: list[str] = []
-    for line_number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {line_number}"
-        entry = _parse_json_object(line, where)
-        keys = [name for name, _ in entry]
-        # Most lines have the keys of the line above, which were checked there.
-        if keys != previous:
-            previous, names = keys, rename_columns(keys, columns, where)
-            label_columns = find_label_columns(names, where)
+    for row in rows:
+        # Most rows have the columns of the row above, which were checked there.
+        if row.names != previous:
+            previous, names = row.names, rename_columns(row.names, columns, row.names_where)
+            label_columns = find_label_columns(names, row.names_where)
             if not used:
                 used = label_columns
                 table.cells.update({name: [] for name in ("path", *used)})
             if sorted(label_columns) != sorted(used):
-                raise DataError(f"here {label_columns[0]!r} is the label, in the lines above {used[0]!r}", where=where)
-            # Any line may have further keys.
+                what = f"here {label_columns[0]!r} is the label, in the lines above {used[0]!r}"
+                raise DataError(what, where=row.where)
+            # Most unused columns are legal, and a note names them. In JSON, any line may have further ones.
             table.unused.extend(name for name in names if name and name not in table.cells and name not in table.unused)
-        row = {name: value for name, (_, value) in zip(names, entry, strict=True) if name}
+        values = {name: value for name, value in zip(names, row.values, strict=True) if name}
         table.structured.update(
-            name for name, value in row.items() if isinstance(value, list | dict) and name not in table.cells
+            name for name, value in values.items() if isinstance(value, list | dict) and name not in table.cells
         )
-        table.lines.append(line_number)
+        table.lines.append(row.line)
         for name, cells in table.cells.items():
-            cells.append(row[name])
+            cells.append(values[name])
+    # CSV has no lists: labels are separated by semicolons.
+    if is_csv(path) and "labels" in table.cells:
+        table.cells["labels"] = [[part for part in cell.split(";") if part.strip()] for cell in table.cells["labels"]]
     return table
-
-
-def _parse_json_object(line: str, where: str) -> list[tuple[str, Any]]:
-    fix = 'Write one JSON object a line: {"path": "a.jpg", "label": "cat"}.'
-    try:
-        # Pairs, not a dictionary: a repeated key must be refused, not lost.
-        entry = json.loads(line, object_pairs_hook=list)
-        if "\\u" in line:
-            # Half of a surrogate pair cannot be encoded as text.
-            json.dumps(entry, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"this is not valid JSON ({error})", where=where, fix=fix) from error
-    if not line.lstrip().startswith("{"):
-        raise DataError("this is not a JSON object", where=where, fix=fix)
-    return [(name, value) for name, value in entry]
 
 
 def _resolve_paths(table: _Table) -> tuple[str, ...]:

@@ -13,13 +13,13 @@ from typing import Any, final
 
 from headway.core.errors import HeadwayError
 from headway.export.serve.batching import BRIEF_BYTES, Batcher
-from headway.export.serve.connection import Connection
 from headway.export.serve.inputs import check_media_type, parse_body
 from headway.export.serve.jobs import Answer, Job
 from headway.export.serve.metrics import CONTENT_TYPE, ServeMetrics
-from headway.export.serve.problems import MEDIA_TYPE, Header, ProblemError
 from headway.export.serve.settings import ServeSettings
 from headway.export.serve.token import Token
+from headway.http.connection import Connection
+from headway.http.problems import MEDIA_TYPE, Header, ProblemError
 
 LOG = logging.getLogger("headway.export")
 

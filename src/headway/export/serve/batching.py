@@ -21,9 +21,10 @@ from typing import final
 from headway.export.serve.inputs import Payload
 from headway.export.serve.jobs import Answer, Job
 from headway.export.serve.metrics import ServeMetrics
-from headway.export.serve.problems import ProblemError, refuse_full, refuse_hopeless
+from headway.export.serve.problems import refuse_full, refuse_hopeless
 from headway.export.serve.served_model import BatchRecord, ServedModel
 from headway.export.serve.shadow import Shadow
+from headway.http.problems import ProblemError
 
 LOG = logging.getLogger("headway.export")
 

@@ -10,9 +10,10 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.export.serve.image_check import BadImageError, measure_image
-from headway.export.serve.multipart import parse_boundary, parse_multipart
-from headway.export.serve.problems import ProblemError, refuse_images
+from headway.data.image_check import BadImageError, measure_image
+from headway.export.serve.problems import refuse_images
+from headway.http.multipart import parse_boundary, parse_multipart
+from headway.http.problems import ProblemError
 
 IMAGE_TYPES = frozenset(("image/jpeg", "image/png", "image/webp"))
 """Media types of one encoded image. `measure_image` looks at the bytes, not at this name."""

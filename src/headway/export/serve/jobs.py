@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from headway.export.serve.inputs import Payload
-from headway.export.serve.problems import ProblemError, refuse_late
+from headway.export.serve.problems import refuse_late
+from headway.http.problems import ProblemError
 
 
 @final

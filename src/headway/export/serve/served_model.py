@@ -15,7 +15,8 @@ from PIL import Image
 
 from headway.export.serve.inputs import SHAPE_HEADER, Payload
 from headway.export.serve.jobs import Answer
-from headway.export.serve.problems import ProblemError, refuse_images
+from headway.export.serve.problems import refuse_images
+from headway.http.problems import ProblemError
 
 if TYPE_CHECKING:
     from headway.export.exported import Exported

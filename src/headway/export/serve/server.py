@@ -18,24 +18,25 @@ from headway.core.text_format import pluralise
 from headway.export.manifest import is_export, open_manifest
 from headway.export.serve.app import App
 from headway.export.serve.batching import Batcher
-from headway.export.serve.connection import Connections
-from headway.export.serve.listening import (
+from headway.export.serve.metrics import ServeMetrics
+from headway.export.serve.served_model import ServedModel, load_model
+from headway.export.serve.settings import ServeSettings
+from headway.export.serve.shadow import Shadow, find_mismatch
+from headway.export.serve.swap import Swapper
+from headway.export.serve.token import Token, read_token
+from headway.http.connection import Connections
+from headway.http.listening import (
     BACKLOG,
     Address,
     bind,
     drain,
+    is_loopback,
     make_protocol_factory,
     raise_file_limit,
     stop_accepting,
     sweep,
     watch_signals,
 )
-from headway.export.serve.metrics import ServeMetrics
-from headway.export.serve.served_model import ServedModel, load_model
-from headway.export.serve.settings import ServeSettings
-from headway.export.serve.shadow import Shadow, find_mismatch
-from headway.export.serve.swap import Swapper
-from headway.export.serve.token import Token, is_loopback, read_token
 
 LOG = logging.getLogger("headway.export")
 
@@ -133,7 +134,7 @@ async def _run(
     )
     swapper = Swapper(folder, batcher, load)
     app = App(batcher, settings, metrics, swap=swapper.swap, token=token)
-    connections = Connections(settings, metrics, make_protocol_factory(app, settings))
+    connections = Connections(settings, metrics.dropped, make_protocol_factory(app, settings))
     metrics.add_gauge("queue_images", "Images that wait.", lambda: batcher.waiting)
     metrics.add_gauge("connections", "Open connections.", lambda: len(connections))
     metrics.add_gauge("body_bytes", "Bytes of request bodies in memory.", lambda: app.held_bytes)

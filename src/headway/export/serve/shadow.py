@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from headway.core.text_format import pluralise
 from headway.export.serve.inputs import Payload
-from headway.export.serve.problems import ProblemError
 from headway.export.serve.served_model import BatchRecord, ServedModel
+from headway.http.problems import ProblemError
 
 LOG = logging.getLogger("headway.export")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 import stat
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import final
 
 from headway.core.errors import UsageError
 from headway.core.files import describe_os_error, open_regular
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 
 MIN_CHARACTERS = 16
 MAX_BYTES = 4096
@@ -57,13 +56,3 @@ def read_token(path: Path) -> Token:
         what = f"the token is not one line of {MIN_CHARACTERS} to {MAX_BYTES:,} ASCII characters"
         raise UsageError(what, where=str(path), fix=f"Make one: {_MAKE_ONE}.")
     return Token(text)
-
-
-def is_loopback(host: str) -> bool:
-    """Returns True if only this machine reaches the address. Names other than localhost never count."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

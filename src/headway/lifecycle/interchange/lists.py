@@ -8,11 +8,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from headway.core.errors import DataError
+from headway.core.list_rows import is_csv, parse_rows
 from headway.core.text_format import pluralise
 from headway.core.untrusted_json import JsonError, expect_entries, is_object, is_text, is_whole_number, parse_value
 from headway.lifecycle.interchange.annotations import (
@@ -45,37 +46,14 @@ def read_list(path: Path) -> Annotations:
     Raises:
         UsageError: the file cannot be read. DataError: it is not such a list; the message names the line.
     """
-    text = read_annotation_text(path)
-    rows = _read_csv(path, text) if path.suffix.lower() == ".csv" else _read_lines(path, text)
     images = []
-    for line, row in rows:
+    for row in parse_rows(path, read_annotation_text(path)):
+        cells = row.to_dict()
         try:
-            images.append(_read_row(row))
+            images.append(_read_row(_parse_cells(cells, row.where) if is_csv(path) else cells))
         except JsonError as error:
-            raise DataError(f"this is not a row of a list: {error}", where=f"{path}, line {line}", fix=_FIX) from None
+            raise DataError(f"this is not a row of a list: {error}", where=row.where, fix=_FIX) from None
     return Annotations(images=tuple(images), classes=collect_classes(images), source=SOURCE)
-
-
-def _read_csv(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    header: list[str] | None = None
-    try:
-        for cells in reader:
-            if not cells:
-                continue
-            where = f"{path}, line {reader.line_num}"
-            if header is None:
-                header = [cell.strip() for cell in cells]
-                if len(set(header)) != len(header):
-                    raise DataError("a column occurs twice", where=where, fix="Give each column its own name.")
-                continue
-            if len(cells) != len(header):
-                what = f"the line has {len(cells)} fields and the header {len(header)}"
-                raise DataError(what, where=where, fix="Put a text that holds a comma into double quotes.")
-            yield reader.line_num, _parse_cells(dict(zip(header, cells, strict=True)), where)
-    except csv.Error as error:
-        where = f"{path}, line {reader.line_num}"
-        raise DataError(f"this is not valid CSV ({error})", where=where) from None
 
 
 def _parse_cells(cells: dict[str, str], where: str) -> dict[str, Any]:
@@ -92,20 +70,6 @@ def _parse_cells(cells: dict[str, str], where: str) -> dict[str, Any]:
         except JsonError as error:
             raise DataError(f"the column 'boxes' is damaged: {error}", where=where, fix=_FIX) from None
     return row
-
-
-def _read_lines(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    # Not `splitlines`, which would split at other characters than line feeds too.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_value(line)
-        except JsonError as error:
-            raise DataError(f"this is not a line of JSON: {error}", where=f"{path}, line {number}", fix=_FIX) from None
-        if not is_object(row):
-            raise DataError("this is not a JSON object", where=f"{path}, line {number}", fix=_FIX)
-        yield number, row
 
 
 def _read_row(row: dict[str, Any]) -> AnnotatedImage:

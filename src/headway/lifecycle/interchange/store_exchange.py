@@ -31,9 +31,10 @@ from headway.lifecycle.interchange.convert import (
     write_annotations,
 )
 from headway.lifecycle.interchange.store_facts import StoreFacts, build_facts, read_facts
+from headway.lifecycle.store.any_store import AnyStore, Changed
 from headway.lifecycle.store.ingest import Progress
-from headway.lifecycle.store.manifest import Schema, normalise_name
-from headway.lifecycle.store.records import Change, Outcome
+from headway.lifecycle.store.manifest import normalise_name
+from headway.lifecycle.store.records import Change
 from headway.lifecycle.store.rows import NO_LABEL, Rows
 from headway.lifecycle.store.setters import UNKNOWN
 from headway.lifecycle.store.store import Store
@@ -63,7 +64,7 @@ def is_annotation_file(source: str) -> bool:
 
 
 def add_annotations(
-    store: Store,
+    store: AnyStore,
     name: str,
     path: Path,
     *,
@@ -74,7 +75,7 @@ def add_annotations(
     split: str = "",
     message: str = "",
     **options: Any,
-) -> tuple[Outcome, tuple[str, ...]]:
+) -> tuple[Changed, tuple[str, ...]]:
     """Adds the images of a file of annotations to a data set, with label, split, who set the label, and boxes.
 
     Args:
@@ -106,8 +107,8 @@ def add_annotations(
     _expect_classes(annotations, str(path), is_list=is_list)
     expect_images(annotations.images, folder)
     _expect_digests(annotations.images, folder)
-    schema = store.read_rows(name).schema
-    splits = {one.split: _match_split(schema, one.split) for one in annotations.images if one.split}
+    shares = store.summarise(name).shares
+    splits = {one.split: _match_split(shares, one.split) for one in annotations.images if one.split}
     changes = [
         Change(
             operation="add",
@@ -122,7 +123,7 @@ def add_annotations(
     ]
     notes = [*annotations.notes]
     if lost := [one for one, found in splits.items() if not found and not split]:
-        known = ", ".join(one for one, _ in schema.shares)
+        known = ", ".join(shares)
         what = f"The data set has no split {lost[0]!r:.80}, but {known}"
         notes.append(f"{what}: there, the hash of a name says the split. Choose one with --split.")
     if is_list and (columns := sorted({column for image in annotations.images for column in image.more})):
@@ -160,9 +161,9 @@ def _expect_digests(images: Sequence[AnnotatedImage], folder: Path) -> None:
             raise DataError(what, where=str(path), fix=fix)
 
 
-def _match_split(schema: Schema, split: str) -> str:
+def _match_split(shares: Mapping[str, float], split: str) -> str:
     """Returns the split of a data set that a file means by its name for one; empty if there is none."""
-    known = {name.lower(): name for name, _ in schema.shares}
+    known = {name.lower(): name for name in shares}
     # CVAT writes Train and Validation; a folder with one of EVAL_NAMES beside `train` becomes `eval` too.
     return known.get(split.lower()) or (known.get(EVAL, "") if split.lower() in EVAL_NAMES else "")
 

@@ -7,9 +7,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from headway.core.errors import UsageError
+from headway.core.errors import UsageError, suggest_nearest
 from headway.core.recipe import LoadedRecipe, RecipePart, read_recipe
 from headway.data.store_address import StoreAddress, is_store_address
+from headway.export.targets import TARGETS
 from headway.lifecycle.mining.choose import LEAST_RANDOM_SHARE, RANDOM_SHARE, Strategy
 from headway.lifecycle.mining.mine_result import MineOptions
 from headway.lifecycle.mining.quotas import Share
@@ -65,10 +66,16 @@ class GateRecipe(RecipePart):
     """Largest drop that the upper 95 % bound may show. Unset: the bound is told, and refuses nothing."""
 
 
+def _check_target(name: str) -> str:
+    if name not in TARGETS:
+        raise ValueError(f"there is no target {name!r}. {suggest_nearest(name, TARGETS)}")
+    return name
+
+
 class ExportRecipe(RecipePart):
     """How an accepted network is exported; as the options of `headway export`."""
 
-    to: tuple[str, ...] = Field(default=("onnx",), min_length=1)
+    to: tuple[Annotated[str, AfterValidator(_check_target)], ...] = Field(default=("onnx",), min_length=1)
     """Targets."""
     gate: float = Field(default=0.5, ge=0, le=100)
     """Largest drop from the run to its export, in percentage points."""

@@ -30,6 +30,8 @@ from headway.core.text_format import pluralise
 from headway.data.store_address import EVAL, TRAIN, UNLABELLED, StoreAddress
 from headway.export.export_run import export_run
 from headway.export.manifest import hash_file, is_export, open_manifest
+from headway.export.targets import order_targets
+from headway.export.targets.target import check_packages
 from headway.lifecycle.loop.answers import compare, compute_gain, judge_runs, read_answers, write_answers
 from headway.lifecycle.loop.labels import LabelCount, LoopPick, count_labels, read_picks, settle_picks, write_picks
 from headway.lifecycle.loop.loop_folder import LoopFolder, Stage, StageName
@@ -60,8 +62,8 @@ def run_loop(path: Path, folder: Path | None = None, *, once: bool = False) -> L
 
     Raises:
         RecipeError: LOOP.yaml or the recipe of the members is wrong.
-        UsageError: the data set lacks a split, the settings are not those that the loop began with, or another process
-            runs it.
+        UsageError: the data set lacks a split, a package for the export is missing, the settings are not those that the
+            loop began with, or another process runs it.
         LoopStoppedError: SIGTERM or Ctrl-C; the next call continues.
     """
     loaded = read_loop(path)
@@ -104,6 +106,7 @@ class _Loop:
 
     def run(self, *, once: bool) -> LoopSummary:
         """Does all stages that are not done."""
+        self._expect_packages()
         began = self._do(0, "begin", self._begin)
         self._expect_same(began)
         self._do(0, "train", partial(self._train, 0, str(began.facts["version"])))
@@ -168,6 +171,18 @@ class _Loop:
             "classes": list(rows.classes),
             "counts": counts,
         }
+
+    def _expect_packages(self) -> None:
+        """Raises UsageError if a package is missing that an export of a later round needs."""
+        # Before hours of training. A loop whose last network is judged has nothing left to export but that one.
+        if self.settings.export is None or self.folder.find(self.settings.rounds, "gate") is not None:
+            return
+        for target in order_targets(self.settings.export.to):
+            try:
+                check_packages(target, builds=True)
+            except UsageError as error:
+                fix = f"{error.fix} Or name other targets, or write export: null."
+                raise UsageError(error.what, where="export.to", fix=fix) from None
 
     def _expect_same(self, began: Stage) -> None:
         """Raises UsageError if the loop was begun with settings that made other networks."""

@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 
 from headway import __version__
 from headway.core.errors import HeadwayError
-from headway.export.serve.connection import Connection
-from headway.export.serve.problems import MEDIA_TYPE, ProblemError
+from headway.http.connection import Connection
+from headway.http.problems import MEDIA_TYPE, ProblemError
 from headway.lifecycle.service import pages, read_resources, run_resources, upload_resources, write_resources
 from headway.lifecycle.service.exchange import State, answer_problem, name_request
 from headway.lifecycle.service.labelling.assets import LABEL_PAGES
@@ -218,7 +218,7 @@ class Service:
             by=by,
             address=None if request.client is None else request.client.host,
             method=request.method,
-            path=request.url.path,
+            path=request.scope["raw_path"].decode("latin-1"),
             # 0: nothing was sent; 499: the client has left.
             status=exchange.status,
             bytes=exchange.received_bytes,

@@ -19,7 +19,7 @@ import numpy as np
 
 from headway.core.errors import HeadwayError
 from headway.data.columns import FLAG_SPLIT
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service.problems import refuse
 from headway.lifecycle.store.objects import Objects
 from headway.lifecycle.store.open_objects import open_objects

@@ -17,7 +17,7 @@ from headway.core.errors import DataError, UsageError
 from headway.core.untrusted_json import JsonError, describe_kind, is_object, is_sha256, is_text, parse_value
 from headway.data.formats.pack_source import IMAGE_EXTENSIONS
 from headway.data.formats.tar import read_members
-from headway.export.serve.multipart import parse_boundary, split_multipart
+from headway.http.multipart import parse_boundary, split_multipart
 from headway.lifecycle.service.problems import refuse
 from headway.lifecycle.service.settings import ServiceSettings
 from headway.lifecycle.store.annotations import encode_annotations
@@ -171,18 +171,25 @@ def parse_body(path: Path, content_type: str, settings: ServiceSettings) -> Prop
     media_type = read_media_type(content_type)
     with FileBytes(path) as body:
         if media_type == JSON_TYPE:
-            rows = _parse_changes(body, 0, len(body), settings)
-            if errors := [(f"{row.pointer}/sha256", _NO_BYTES) for row in rows if row.op == "add" and not row.sha256]:
-                what = "a sample to add has neither a file nor the ID of bytes that the store has"
-                fix = "Send the file in a form, or give sha256."
-                raise refuse("wrong-change", what, fix, errors=errors[:MAX_ERRORS])
-            return Proposal(rows)
+            return parse_list(body, settings)
         if media_type == FORM_TYPE:
             return _parse_form(body, parse_boundary(content_type), settings)
         return _parse_tar(path, body, settings)
 
 
-def _parse_changes(body: FileBytes, start: int, end: int, settings: ServiceSettings, where: str = "") -> list[Row]:
+def parse_list(body: FileBytes | bytes, settings: ServiceSettings) -> Proposal:
+    """Reads a list of changes as JSON, which brings no files. Raises as `parse_body`."""
+    rows = _parse_changes(body, 0, len(body), settings)
+    if errors := [(f"{row.pointer}/sha256", _NO_BYTES) for row in rows if row.op == "add" and not row.sha256]:
+        what = "a sample to add has neither a file nor the ID of bytes that the store has"
+        fix = "Send the file in a form, or give sha256."
+        raise refuse("wrong-change", what, fix, errors=errors[:MAX_ERRORS])
+    return Proposal(rows)
+
+
+def _parse_changes(
+    body: FileBytes | bytes, start: int, end: int, settings: ServiceSettings, where: str = ""
+) -> list[Row]:
     if end - start > settings.json_bytes:
         what = f"the changes have {end - start:,} bytes, more than {settings.json_bytes:,}"
         raise refuse("too-large", what, "Send several requests.")

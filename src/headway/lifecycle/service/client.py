@@ -2,73 +2,38 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import hashlib
 import http.client
 import io
 import json
 import os
-import ssl
 import tarfile
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, BinaryIO, final
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import describe_os_error, open_regular
-from headway.core.untrusted_json import JsonError, parse_object
+from headway.lifecycle.service.form import write_form
+from headway.lifecycle.service.transport import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    Reply,
+    ServiceError,
+    Transport,
+    format_digest,
+)
 
-TAR_TYPE = "application/x-tar"
+JSON_TYPE, TAR_TYPE = "application/json", "application/x-tar"
 SEND_BYTES = 1 << 20
-MAX_ANSWER_BYTES = 256 << 20
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+ANY_VERSION = "*"
+"""In place of an ID in `if_match`: the change holds whatever the newest version is."""
 
 Progress = Callable[[int, int], None]
 """Called with (bytes that the server has, bytes in all)."""
-
-
-@final
-class ServiceError(HeadwayError):
-    """The service has refused a request.
-
-    Attributes:
-        status: of HTTP.
-        problem: the answer (RFC 9457).
-        headers: of the answer, names in lower case.
-    """
-
-    def __init__(self, status: int, problem: Mapping[str, Any], headers: Mapping[str, str], where: str) -> None:
-        self.status, self.problem, self.headers = status, problem, headers
-        what = str(problem.get("what") or problem.get("detail") or f"the service answered {status}")
-        errors = problem.get("errors") or ()
-        listed = "; ".join(f"{one.get('pointer')}: {one.get('detail')}" for one in errors[:5] if isinstance(one, dict))
-        super().__init__(f"{what} ({listed})" if listed else what, where=where, fix=str(problem.get("fix") or ""))
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer.
-
-    Attributes:
-        headers: names in lower case.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    def json(self) -> dict[str, Any]:
-        """Returns the body. Raises HeadwayError if it is no JSON object."""
-        try:
-            return parse_object(self.body) if self.body else {}
-        except JsonError as error:
-            raise HeadwayError(f"the service has answered what is no JSON: {error}") from error
 
 
 @final
@@ -80,27 +45,22 @@ class Client:
 
     Args:
         url: of the server, such as `http://127.0.0.1:8080`.
-        token: what `headway data-token` has printed; None: the server has none.
+        token: what `headway data-token` has printed; None: $HEADWAY_TOKEN, or none if that is not set.
         timeout_s: seconds without any byte after which a connection is given up.
         patience_s: seconds for which a server that cannot be reached is tried again.
 
     Raises:
-        UsageError: the URL is none of HTTP.
+        UsageError: the URL is none of HTTP, or the token cannot be sent.
     """
 
     def __init__(
         self, url: str, token: str | None = None, *, timeout_s: float = 60.0, patience_s: float = 60.0
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"{url!r} is no address of a server", fix="Write for example http://127.0.0.1:8080.")
-        self._host, self._port, self._is_safe = parts.hostname, parts.port, parts.scheme == "https"
-        self._base, self._url = parts.path.rstrip("/"), url
-        self._token, self._timeout_s, self._patience_s = token, timeout_s, patience_s
+        self._transport = Transport(url, token, timeout_s, patience_s)
 
     def list_datasets(self) -> list[dict[str, Any]]:
         """Returns the newest version of each data set."""
-        found: list[dict[str, Any]] = self._ask("GET", "/datasets").json()["datasets"]
+        found: list[dict[str, Any]] = self._transport.ask("GET", "/datasets").json()["datasets"]
         return found
 
     def create(self, name: str, **facts: Any) -> dict[str, Any]:
@@ -109,13 +69,12 @@ class Client:
         Args:
             facts: `classes`, `splits`, `mode`, `start`, `about`, `message`, as `Store.create`.
         """
-        body = json.dumps(facts).encode()
-        return self._ask("PUT", _name(name), body, {"Content-Type": "application/json"}).json()
+        return self._ask_json("PUT", _name(name), facts)
 
     def describe(self, name: str, version: str = "") -> dict[str, Any]:
         """Returns facts and counts of a version; empty: the newest."""
         path = _name(name) + (f"/versions/{quote(version, safe='')}" if version else "")
-        return self._ask("GET", path).json()
+        return self._transport.ask("GET", path).json()
 
     def list_versions(self, name: str) -> list[dict[str, Any]]:
         """Returns all versions, the newest first."""
@@ -152,7 +111,7 @@ class Client:
         after: dict[str, str] = {}
         while True:
             asked = urlencode({**query, **after})
-            page = self._ask("GET", f"{path}?{asked}" if asked else path).json()
+            page = self._transport.ask("GET", f"{path}?{asked}" if asked else path).json()
             yield page
             if page["next"] is None:
                 return
@@ -160,7 +119,7 @@ class Client:
 
     def read_blob(self, sha256: str) -> bytes:
         """Returns the stored bytes of a sample. Raises HeadwayError if they are damaged."""
-        data = self._ask("GET", f"/blobs/{quote(sha256, safe='')}").body
+        data = self._transport.ask("GET", f"/blobs/{quote(sha256, safe='')}").body
         if hashlib.sha256(data).hexdigest() != sha256:
             raise HeadwayError(
                 "the bytes of the sample are damaged", where=sha256, fix="Run headway dataset verify there."
@@ -171,28 +130,35 @@ class Client:
         self,
         name: str,
         changes: Sequence[Mapping[str, Any]],
+        files: Mapping[str, str | os.PathLike[str]] | None = None,
         *,
         if_match: str | None = None,
         key: str | None = None,
         message: str = "",
+        progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """Adds, labels, moves and removes samples whose bytes the store has; one new version.
+        """Adds, labels, moves and removes samples; one new version.
 
         Args:
             changes: `{"op": "label", "name": "cat/1.jpg", "label": "cat"}`, and so on; see docs/data-service.md.
-            if_match: ID of the version that they are based on; needed by `label` and `move`.
+            files: path by name of each sample to add whose bytes the store does not have. A file without a change
+                `add` of its name is added too, without a label.
+            if_match: ID of the version that they are based on, or `*` for any; needed by `label` and `move`.
             key: Idempotency-Key; None: a new one.
             message: what the change is about, for the list of versions.
+            progress: called with the bytes that were sent; with files.
 
         Raises:
+            UsageError: a file cannot be read.
             ServiceError: the service has refused them; status 412: there is another version by now.
         """
-        headers = {"Content-Type": "application/json", "Idempotency-Key": f'"{key or uuid.uuid4()}"'}
-        if if_match is not None:
-            headers["If-Match"] = f'"{if_match}"'
+        if files:
+            with tempfile.TemporaryFile() as file:
+                form_type = write_form(file, changes, files)
+                return self._upload(name, file, form_type, if_match, message, progress, key)
         body = json.dumps(list(changes)).encode()
-        headers["Content-Digest"] = _digest(hashlib.sha256(body).digest())
-        return self._ask("POST", _add_message(_name(name), message), body, headers).json()
+        digest = {"Content-Digest": format_digest(hashlib.sha256(body).digest())}
+        return self._post(_add_message(_name(name), message), body, key, _match(if_match) | digest)
 
     def add(
         self,
@@ -268,7 +234,7 @@ class Client:
             HeadwayError: it was cancelled.
         """
         while True:
-            tree = self._ask("GET", f"/jobs/{quote(job, safe='')}").json()
+            tree = self._transport.ask("GET", f"/jobs/{quote(job, safe='')}").json()
             if tree["state"] == "done":
                 result: dict[str, Any] = tree["result"]
                 return result
@@ -279,6 +245,109 @@ class Client:
                 raise HeadwayError("the job was cancelled", where=f"job {job}", fix="Send the request again.")
             time.sleep(poll_s)
 
+    def list_queues(self, name: str) -> list[dict[str, Any]]:
+        """Returns the label queues of a data set, the newest first.
+
+        `queue` is the ID of each, `size` its samples, and `marked` those that people have looked at.
+        """
+        found: list[dict[str, Any]] = self._transport.ask("GET", f"{_name(name)}/queues").json()["queues"]
+        return found
+
+    def list_queue_samples(self, name: str, queue: str) -> Iterator[dict[str, Any]]:
+        """Yields the samples of a queue in its order, with the class that is `proposed` and the `label` by now.
+
+        Args:
+            queue: ID, as `list_queues` has it.
+        """
+        query = {"order": "score", "queue": queue, "version": self.describe(name)["version"]}
+        for page in self._list_pages(f"{_name(name)}/samples", query):
+            yield from page["samples"]
+
+    def add_queue(self, name: str, picks: Mapping[str, Any]) -> dict[str, Any]:
+        """Makes a queue of the `mine.json` or `label-errors.json` of `headway mine`, or of picks of your own.
+
+        The same content again is the same queue.
+
+        Args:
+            picks: content of the file, or `{"name": ..., "picks": [...]}`; see docs/labelling.md.
+        """
+        return self._ask_json("POST", f"{_name(name)}/mine", picks)
+
+    def start_mining(self, name: str, runs: Sequence[str], *, key: str | None = None, **options: Any) -> str:
+        """Lets the server choose samples without a label; returns the ID of the job, whose result is a queue.
+
+        Needs the scope admin. `wait` returns the queue.
+
+        Args:
+            runs: names of runs in the store.
+            key: Idempotency-Key; None: a new one.
+            options: `strategy`, `count` and `seed` of `headway mine`.
+
+        Raises:
+            ServiceError: there is no such run, or an option is wrong.
+        """
+        body = json.dumps({"runs": list(runs), **options}).encode()
+        return str(self._post(f"{_name(name)}/mine", body, key)["job"])
+
+    def lease(self, name: str, queue: str, *, by: str = "", count: int = 24, grid: str = "") -> dict[str, Any]:
+        """Leases samples that nobody has labelled or leased, for ten minutes, as the label page does.
+
+        Args:
+            queue: ID; empty: all samples of the newest version.
+            by: who labels them; empty: the token's name.
+            count: most samples.
+            grid: name of a lease to renew: 32 hexadecimal digits; empty: a new one.
+
+        Returns:
+            `grid`, `samples`, `classes`, and `left`: how many others wait.
+        """
+        wish = {"queue": queue, "by": by, "count": count}
+        return self._ask_json("PUT", f"{_name(name)}/grids/{quote(grid or uuid.uuid4().hex, safe='')}", wish)
+
+    def end_lease(self, name: str, grid: str) -> None:
+        """Gives leased samples back, so that others get them."""
+        self._transport.ask("DELETE", f"{_name(name)}/grids/{quote(grid, safe='')}")
+
+    def answer(
+        self,
+        name: str,
+        queue: str,
+        labels: Mapping[str, str | None],
+        *,
+        by: str = "",
+        seconds: float = 0.0,
+        grid: str = "",
+        key: str | None = None,
+    ) -> dict[str, Any]:
+        """Labels samples of a queue, as the label page does; one new version.
+
+        The label of the first person stands: another one counts for the agreement alone.
+
+        Args:
+            queue: ID; empty: none, the samples are any of the newest version.
+            labels: class by ID of the sample, at most 1,000; None: not sure.
+            by: who labels them; empty: the token's name.
+            seconds: time that each label took.
+            grid: name of the lease, which ends; empty: none.
+            key: Idempotency-Key; None: a new one.
+
+        Raises:
+            ServiceError: a label does not fit the data set, and nothing was changed.
+        """
+        rows = [{"sha256": sample, "label": label, "seconds": seconds} for sample, label in labels.items()]
+        body = json.dumps({"grid": grid, "queue": queue, "by": by, "labels": rows}).encode()
+        return self._post(f"{_name(name)}/labels", body, key)
+
+    def _ask_json(self, method: str, path: str, tree: Any) -> dict[str, Any]:
+        return self._transport.ask(method, path, json.dumps(tree).encode(), {"Content-Type": JSON_TYPE}).json()
+
+    def _post(
+        self, path: str, body: bytes, key: str | None, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Sends a change of JSON, which runs once however often it is sent."""
+        sent = {"Content-Type": JSON_TYPE} | _quote_key(key) | dict(headers or {})
+        return self._transport.ask("POST", path, body, sent).json()
+
     def _upload(
         self,
         name: str,
@@ -287,6 +356,7 @@ class Client:
         if_match: str | None,
         message: str,
         progress: Progress | None,
+        key: str | None = None,
     ) -> dict[str, Any]:
         file.seek(0)
         hasher, length = hashlib.sha256(), 0
@@ -297,11 +367,12 @@ class Client:
             "Content-Type": content_type,
             "Upload-Complete": "?0",
             "Upload-Length": str(length),
-            "Repr-Digest": _digest(hasher.digest()),
+            "Repr-Digest": format_digest(hasher.digest()),
             # An upload whose beginning was answered and not heard is found again by it.
-            "Idempotency-Key": f'"{uuid.uuid4()}"',
-        } | ({} if if_match is None else {"If-Match": f'"{if_match}"'})
-        place = self._ask("POST", _add_message(_name(name), message), b"", headers).headers["location"]
+            **_quote_key(key),
+            **_match(if_match),
+        }
+        place = self._transport.ask("POST", _add_message(_name(name), message), b"", headers).headers["location"]
         reply = self._send_rest(place, file, length, progress)
         if reply.status == 202:
             return self.wait(reply.json()["job"])
@@ -309,7 +380,7 @@ class Client:
 
     def _send_rest(self, place: str, file: BinaryIO, length: int, progress: Progress | None) -> Reply:
         """Sends the bytes of an upload, from wherever the server is, until it has answered."""
-        offset, pause_s, until_s = 0, FIRST_PAUSE_S, time.monotonic() + self._patience_s
+        offset, pause_s, until_s = 0, FIRST_PAUSE_S, time.monotonic() + self._transport.patience_s
         while True:
             headers = {
                 "Content-Type": "application/partial-upload",
@@ -318,8 +389,8 @@ class Client:
                 "Content-Length": str(length - offset),
             }
             try:
-                return self._check(
-                    self._send("PATCH", place, _read_from(file, offset, length, progress), headers), place
+                return self._transport.check(
+                    self._transport.send("PATCH", place, _read_from(file, offset, length, progress), headers), place
                 )
             except ServiceError as error:
                 # The request runs already, or an older connection is still there; anything else is the answer.
@@ -327,7 +398,7 @@ class Client:
                     raise
                 if "retry-after" in error.headers:
                     # The server is there and at work, for example making the version.
-                    until_s = time.monotonic() + self._patience_s
+                    until_s = time.monotonic() + self._transport.patience_s
                 last: Exception = error
             except (OSError, http.client.HTTPException) as error:
                 last = error
@@ -336,86 +407,24 @@ class Client:
                 return reached
             if reached > offset:
                 # It moves, so its patience begins anew.
-                pause_s, until_s = FIRST_PAUSE_S, time.monotonic() + self._patience_s
+                pause_s, until_s = FIRST_PAUSE_S, time.monotonic() + self._transport.patience_s
             offset = reached
             if time.monotonic() > until_s:
-                raise self._explain(last)
+                raise self._transport.explain(last)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _find_offset(self, place: str) -> int | Reply:
         """Asks how far an upload is; returns the answer to its request if it was completed."""
-        reply = self._ask("HEAD", place)
+        reply = self._transport.ask("HEAD", place)
         if reply.headers.get("upload-complete") != "?1":
             return int(reply.headers["upload-offset"])
-        tree = self._ask("GET", place).json()
+        tree = self._transport.ask("GET", place).json()
         if tree["answer"] is None:
             return Reply(202, {}, json.dumps({"job": tree["job"]}).encode())
         answer = tree["answer"]
-        return self._check(Reply(answer["status"], answer["headers"], json.dumps(answer["body"]).encode()), place)
-
-    def _ask(
-        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> Reply:
-        """Sends a request until it is answered. Each is safe to send twice, by its method or by its key."""
-        pause_s, until_s = FIRST_PAUSE_S, time.monotonic() + self._patience_s
-        while True:
-            last: Exception
-            try:
-                return self._check(self._send(method, path, body, headers or {}), path)
-            except ServiceError as error:
-                is_running = error.status == 409 and "retry-after" in error.headers
-                if not is_running and error.status not in (429, 503):
-                    raise
-                if is_running:
-                    # However long a commit takes.
-                    until_s = time.monotonic() + self._patience_s
-                last = error
-            except (OSError, http.client.HTTPException) as error:
-                last = error
-            if time.monotonic() + pause_s > until_s:
-                raise self._explain(last)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    def _send(self, method: str, path: str, body: bytes | Iterator[bytes] | None, headers: Mapping[str, str]) -> Reply:
-        kind = http.client.HTTPSConnection if self._is_safe else http.client.HTTPConnection
-        with contextlib.closing(kind(self._host, self._port, timeout=self._timeout_s)) as connection:
-            sent = dict(headers)
-            if self._token is not None:
-                sent["Authorization"] = f"Bearer {self._token}"
-            try:
-                connection.request(method, self._base + path, body, sent)
-            except (BrokenPipeError, ConnectionResetError):
-                # The server may have refused the request before its body was complete: its answer waits here.
-                if not isinstance(body, Iterator):
-                    raise
-            answer = connection.getresponse()
-            data = answer.read(MAX_ANSWER_BYTES + 1)
-            if len(data) > MAX_ANSWER_BYTES:
-                raise HeadwayError(f"the answer has more than {MAX_ANSWER_BYTES:,} bytes", where=self._url + path)
-            return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, data)
-
-    def _check(self, reply: Reply, path: str) -> Reply:
-        if reply.status < 400:
-            # A client that asks for no other digest gets this one. An answer to HEAD has it too, without a body.
-            wanted = reply.headers.get("repr-digest")
-            is_checked = wanted is not None and reply.status == 200 and bool(reply.body)
-            if is_checked and wanted != _digest(hashlib.sha256(reply.body).digest()):
-                raise http.client.HTTPException("the answer was damaged on its way")
-            return reply
-        problem: Mapping[str, Any] = {}
-        with contextlib.suppress(JsonError):
-            problem = parse_object(reply.body)
-        raise ServiceError(reply.status, problem, reply.headers, self._url + path)
-
-    def _explain(self, error: Exception) -> HeadwayError:
-        if isinstance(error, HeadwayError):
-            return error
-        reason = describe_os_error(error) if not isinstance(error, ssl.SSLError) else str(error)
-        fix = "Check the address, and whether headway serve-data runs there."
-        return HeadwayError(
-            f"the server cannot be reached ({reason or type(error).__name__})", where=self._url, fix=fix
+        return self._transport.check(
+            Reply(answer["status"], answer["headers"], json.dumps(answer["body"]).encode()), place
         )
 
 
@@ -439,5 +448,11 @@ def _add_message(path: str, message: str) -> str:
     return f"{path}?{urlencode({'message': message})}" if message else path
 
 
-def _digest(value: bytes) -> str:
-    return f"sha-256=:{base64.b64encode(value).decode('ascii')}:"
+def _quote_key(key: str | None) -> dict[str, str]:
+    return {"Idempotency-Key": f'"{key or uuid.uuid4()}"'}
+
+
+def _match(version: str | None) -> dict[str, str]:
+    if version is None:
+        return {}
+    return {"If-Match": version if version == ANY_VERSION else f'"{version}"'}

@@ -14,7 +14,7 @@ import numpy as np
 
 from headway.core.errors import UsageError
 from headway.data.store_address import is_name
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service.answer import Answer
 from headway.lifecycle.service.blobs import Blob, BlobIndex
 from headway.lifecycle.service.bodies import MAX_LISTED, LeftOut
@@ -25,11 +25,13 @@ from headway.lifecycle.store.ingest import Progress
 from headway.lifecycle.store.records import Change, Outcome, Rejected, StaleVersionError, Version
 from headway.lifecycle.store.rows import NO_LABEL, Rows
 from headway.lifecycle.store.store import Store
+from headway.lifecycle.store.summary import summarise
 from headway.lifecycle.store.version_files import get_version_folder
 
 PAGE_SAMPLES = 200
 """Most samples in one answer."""
 _CACHED_DIFFERENCES = 4
+_SUMMARY = ("mode", "shares", "fixed_classes", "annotated", "bytes", "shards", "about")
 
 
 @final
@@ -150,14 +152,17 @@ class Datasets:
         """Returns facts and counts of a version. Raises ProblemError (404)."""
         found = self.find_version(name, version)
         rows = self._read_rows(found.version)
+        summary = summarise(found, rows, self._store.history.read_about(name))
         labelled = rows.label[rows.label != NO_LABEL]
         per_class = np.bincount(labelled, minlength=len(rows.classes)).tolist()
-        per_split = np.bincount(rows.split, minlength=len(rows.schema.splits)).tolist()
         return found.to_json() | {
             "samples": len(rows),
             "unlabelled": len(rows) - len(labelled),
             "classes": dict(zip(rows.classes, per_class, strict=True)),
-            "splits": dict(zip(rows.schema.splits, per_split, strict=True)),
+            "splits": {split: sum(counts) for split, counts in summary.counts.items()},
+            # Of each class, in the order of the classes.
+            "by_split": summary.counts,
+            **{key: getattr(summary, key) for key in _SUMMARY},
         }
 
     def list_samples(
@@ -183,17 +188,10 @@ class Datasets:
         if split is not None:
             places = places[rows.split[places] == find_split(rows, split)]
         samples = [rows.get_sample(int(place)) for place in places[:count]]
-        listed = [
-            {
-                "sha256": one.sample,
-                "name": one.name,
-                "label": one.label,
-                "split": one.split,
-                "href": f"/blobs/{one.sample}",
-            }
-            | ({} if one.annotations is None else {"annotations": one.annotations})
-            for one in samples
-        ]
+        listed = []
+        for one in samples:
+            tree = one.to_json()
+            listed.append({"sha256": tree.pop("sample"), **tree, "href": f"/blobs/{one.sample}"})
         after = samples[-1].sample if len(places) > count else ""
         return {"version": found.version, "samples": listed, "next": after or None}
 

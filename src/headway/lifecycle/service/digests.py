@@ -40,6 +40,10 @@ class Expected:
         """Returns a hash object."""
         return hashlib.new(self.algorithm)
 
+    def check_bytes(self, data: bytes) -> None:
+        """Raises ProblemError (400, 460 for tus) if the bytes have another digest."""
+        self.check(hashlib.new(self.algorithm, data).digest())
+
     def check(self, digest: bytes) -> None:
         """Raises ProblemError (400, 460 for tus) if the digest is another one."""
         if not hmac.compare_digest(digest, self.value):

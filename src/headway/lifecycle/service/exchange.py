@@ -16,7 +16,7 @@ from typing import Any, TypeVar, final
 
 from fastapi import Request, Response
 
-from headway.export.serve.problems import MEDIA_TYPE, ProblemError
+from headway.http.problems import MEDIA_TYPE, ProblemError
 from headway.lifecycle.service.answer import Answer
 from headway.lifecycle.service.audit import AuditLog
 from headway.lifecycle.service.datasets import Datasets

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, final
 
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service.answer import Answer
 from headway.lifecycle.service.problems import explain_failure, refuse
 from headway.lifecycle.service.settings import ServiceSettings

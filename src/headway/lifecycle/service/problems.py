@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from headway.core.errors import HeadwayError
-from headway.export.serve.problems import Header, ProblemError
+from headway.http.problems import Header, ProblemError
 
 # https://www.iana.org/assignments/http-problem-types: those of the draft about resumable uploads.
 _IANA = "https://iana.org/assignments/http-problem-types#"

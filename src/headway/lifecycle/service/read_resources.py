@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from PIL import Image
 
 from headway.core.errors import DataError
-from headway.export.serve.image_check import BadImageError, measure_image
+from headway.data.image_check import BadImageError, measure_image
 from headway.lifecycle.service import croissant
 from headway.lifecycle.service.blobs import Blob
 from headway.lifecycle.service.bodies import JSON_TYPE

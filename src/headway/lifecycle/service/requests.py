@@ -16,20 +16,21 @@ import secrets
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, TypeVar, cast, final
 
 from headway.core.cpu_count import count_usable_cores
-from headway.export.serve.image_check import BadImageError, measure_image
-from headway.export.serve.problems import ProblemError
+from headway.data.image_check import BadImageError, measure_image
+from headway.http.problems import ProblemError
 from headway.lifecycle.service.answer import Answer
-from headway.lifecycle.service.bodies import FileBytes, LeftOut, Proposal, parse_body
+from headway.lifecycle.service.bodies import FileBytes, LeftOut, Proposal, parse_body, parse_list
 from headway.lifecycle.service.checks import check_head, check_scopes, choose_author
 from headway.lifecycle.service.datasets import Datasets
 from headway.lifecycle.service.jobs import CancelledJobError, Job, Jobs, build_failure
 from headway.lifecycle.service.keys import Keys, KeyState
+from headway.lifecycle.service.memory_body import MemoryBody
 from headway.lifecycle.service.pixels import PixelBudget
 from headway.lifecycle.service.problems import refuse
 from headway.lifecycle.service.settings import ServiceSettings
@@ -40,6 +41,10 @@ from headway.lifecycle.service.uploads import Uploads
 from headway.lifecycle.store.records import Change, Operation
 
 LOG = logging.getLogger("headway.lifecycle")
+
+T = TypeVar("T")
+Body = Upload | MemoryBody
+"""The body of a request that is complete. Only an upload may hold files."""
 
 IMAGES_AT_ONCE = 2
 """Images of the largest size whose pixels may be decoded at once, over all requests; and as many over all jobs."""
@@ -78,7 +83,7 @@ class Requests:
         shutil.rmtree(work_folder, ignore_errors=True)
         work_folder.mkdir(parents=True)
 
-    async def run(self, upload: Upload, principal: Principal, if_match: tuple[str, ...] | None) -> Answer:
+    async def run(self, upload: Body, principal: Principal, if_match: tuple[str, ...] | None) -> Answer:
         """Returns the answer to the request whose body the upload holds, and removes its bytes once they are used.
 
         Args:
@@ -87,6 +92,9 @@ class Requests:
         Raises:
             ProblemError: the request is refused. The upload stays, so that it can be asked again.
         """
+        if isinstance(upload, MemoryBody):
+            # One thread does all of its short work: a change of threads would cost more than the parsing.
+            return await _run_in(self._commits, self._run_list, upload, principal, if_match)
         if upload.is_finishing:
             what = "the upload is complete, and its request runs"
             raise refuse("key-in-use", what, "Try again later.", headers=[(b"retry-after", b"1")])
@@ -94,7 +102,7 @@ class Requests:
         is_job = False
         try:
             # In two threads, one after the other: what hashes and parses does not wait for what commits.
-            prepared: _Prepared = await _run_in(self._pool, self._prepare, upload, principal, if_match)
+            prepared = await _run_in(self._pool, self._prepare, upload, principal, if_match)
             if prepared.answer is None and prepared.proposal.files > self._settings.job_files:
                 answer, is_job = await self._begin_job(upload, prepared, principal), True
             else:
@@ -105,34 +113,41 @@ class Requests:
             if not is_job:
                 upload.is_finishing = False
 
-    def _prepare(self, upload: Upload, principal: Principal, if_match: tuple[str, ...] | None) -> _Prepared:
+    def _run_list(self, body: MemoryBody, principal: Principal, if_match: tuple[str, ...] | None) -> Answer:
+        return self._complete(body, self._prepare(body, principal, if_match), principal)
+
+    def _prepare(self, upload: Body, principal: Principal, if_match: tuple[str, ...] | None) -> _Prepared:
         """Hashes and parses the body of a request, and checks what can be checked before its files are read."""
         plan = upload.plan
         try:
             fingerprint = upload.compute_sha256()
         except ProblemError:
             # Other bytes than the client has announced: nothing of them is kept.
-            self._uploads.remove(upload)
+            if isinstance(upload, Upload):
+                self._uploads.remove(upload)
             raise
+        head = self._datasets.find_head(plan.target)
         key = self._build_key(upload, principal, fingerprint)
         begun = key.begin()
         if begun.answer is not None:
             return _Prepared(key, fingerprint, answer=begun.answer)
         try:
-            proposal = parse_body(upload.path, plan.content_type, self._settings)
+            if isinstance(upload, MemoryBody):
+                proposal = parse_list(upload.data, self._settings)
+            else:
+                proposal = parse_body(upload.path, plan.content_type, self._settings)
             check_scopes(proposal, principal)
             # A server that was killed, or had no power, may have made the version already.
             if (answer := self._find_answer(plan.target, key)) is not None:
                 return _Prepared(key, fingerprint, answer=answer)
             tags = plan.if_match if if_match is None else if_match
-            head = self._datasets.find_head(plan.target)
             check_head(proposal, tags, head)
         except Exception:
             key.forget()
             raise
         return _Prepared(key, fingerprint, proposal, expected=head if tags and tags != ("*",) else None)
 
-    def _complete(self, upload: Upload, prepared: _Prepared, principal: Principal) -> Answer:
+    def _complete(self, upload: Body, prepared: _Prepared, principal: Principal) -> Answer:
         """Makes the version of a request, unless it is there, and keeps the answer."""
         key, answer = prepared.key, prepared.answer
         if answer is None:
@@ -142,7 +157,8 @@ class Requests:
                 key.forget()
                 raise
         key.finish(answer)
-        upload.finish(answer)
+        if isinstance(upload, Upload):
+            upload.finish(answer)
         return answer
 
     def resume_jobs(self, find_principal: Callable[[str], Principal | None]) -> None:
@@ -174,7 +190,7 @@ class Requests:
     def _find_answer(self, target: str, key: _Key) -> Answer | None:
         return self._datasets.find_request(target, key.request, self._settings.key_age_s)
 
-    def _build_key(self, upload: Upload, principal: Principal, fingerprint: str) -> _Key:
+    def _build_key(self, upload: Body, principal: Principal, fingerprint: str) -> _Key:
         plan = upload.plan
         # An upload that is completed twice is one request too, so its name is the key of one that has none.
         return _Key(self._keys, principal.name, plan.target, plan.key or f"upload {plan.id}", fingerprint)
@@ -234,7 +250,7 @@ class Requests:
 
     def _commit(
         self,
-        upload: Upload,
+        upload: Body,
         proposal: Proposal,
         principal: Principal,
         request: str,
@@ -243,13 +259,13 @@ class Requests:
     ) -> Answer:
         """Writes the files of a request aside, and makes a version; runs in a thread."""
         folder = self._work_folder / upload.plan.id
-        if proposal.files:
+        if isinstance(upload, Upload) and proposal.files:
             self._expect_room(upload.offset)
             folder.mkdir()
         rejected = LeftOut(list(proposal.rejected.listed), proposal.rejected.count)
         changes, pixels = list[Change](), list[int]()
         try:
-            with FileBytes(upload.path) as body:
+            with nullcontext(b"") if isinstance(upload, MemoryBody) else FileBytes(upload.path) as body:
                 for place, row in enumerate(proposal.rows):
                     if job is not None:
                         job.expect_wanted()
@@ -283,9 +299,9 @@ class Requests:
                     )
             if job is not None:
                 job.say(f"{len(pixels):,} images are read, and are packed now.")
-            # As many images are decoded at once as there are cores.
+            # As many images are decoded at once as there are cores. To count those, a dozen files are read.
             budget = self._pixels if job is None else self._job_pixels
-            with budget.hold(sum(heapq.nlargest(count_usable_cores(), pixels))):
+            with budget.hold(sum(heapq.nlargest(count_usable_cores(), pixels)) if pixels else 0):
                 return self._datasets.commit(
                     upload.plan.target,
                     changes,
@@ -355,6 +371,6 @@ def _build_job_answer(job: Job, files: int) -> Answer:
     return Answer(202, {"job": job.id, "dataset": job.target, "files": files}, {"location": f"/jobs/{job.id}"})
 
 
-async def _run_in(pool: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Any:
+async def _run_in(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
     """Returns the result of a function that one of the pool's threads runs."""
     return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)

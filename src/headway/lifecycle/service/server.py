@@ -7,6 +7,7 @@ import fcntl
 import logging
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,21 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import UsageError
 from headway.core.text_format import pluralise
-from headway.export.serve.connection import Connections
-from headway.export.serve.listening import (
+from headway.http.connection import Connections
+from headway.http.listening import (
     BACKLOG,
     Address,
     bind,
     drain,
+    is_loopback,
     make_protocol_factory,
     raise_file_limit,
     stop_accepting,
     sweep,
     watch_signals,
 )
-from headway.export.serve.metrics import ServeMetrics
-from headway.export.serve.settings import ServeSettings
-from headway.export.serve.token import is_loopback
 from headway.lifecycle.service.audit import AuditLog
 from headway.lifecycle.service.datasets import Datasets
 from headway.lifecycle.service.jobs import Jobs
@@ -174,11 +173,8 @@ async def _serve(
     announce: Callable[[dict[str, Any]], None],
 ) -> int:
     settings = state.settings
-    limits = ServeSettings(
-        read_s=settings.read_s, idle_s=settings.idle_s, connections=settings.connections, drain_s=settings.drain_s
-    )
-    metrics = ServeMetrics()
-    connections = Connections(limits, metrics, make_protocol_factory(service, limits))
+    dropped = Counter[str]()
+    connections = Connections(settings, dropped, make_protocol_factory(service, settings))
     stop, hurry = watch_signals()
     server = await asyncio.get_running_loop().create_server(connections.build, sock=listener, backlog=BACKLOG)
     url = f"http://{address.url_host}:{listener.getsockname()[1]}"
@@ -196,11 +192,11 @@ async def _serve(
     LOG.info("Stopping: no new connection is accepted. Uploads go on after the next start.")
     service.is_draining = True
     await stop_accepting(server, listener, connections.build)
-    unanswered = await drain(connections, limits, hurry)
+    unanswered = await drain(connections, settings, hurry)
     for sweeper in sweepers:
         sweeper.cancel()
-    if metrics.dropped:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(metrics.dropped.items()))
+    if dropped:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items()))
         LOG.info(f"Connections that were closed early, by reason: {reasons}.")
     return unanswered
 

@@ -32,6 +32,7 @@ class ServiceSettings:
         read_s: seconds in which a client has to send the headers, and then each 64 KiB of a body.
         idle_s: seconds after which a connection without a request is closed.
         connections: most open connections.
+        linger_s: seconds that a server which stops still waits for requests on connections that are open and idle.
         drain_s: seconds after which a server that stops drops what is still unanswered.
 
     Raises:
@@ -53,6 +54,7 @@ class ServiceSettings:
     read_s: float = 15.0
     idle_s: float = 75.0
     connections: int = 1024
+    linger_s: float = 1.0
     drain_s: float = 15.0
 
     def __post_init__(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import secrets
+import time
+from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 from headway.core.untrusted_json import (
@@ -49,24 +51,22 @@ class UploadPlan:
     """An upload as its first request describes it.
 
     Attributes:
-        id: random, so that nobody can guess it.
         principal: name of the token that began it.
         target: data set that the bytes are for.
         content_type: of the whole upload.
-        created_s: seconds since 1970.
         length: bytes of the whole upload; None: not known yet.
         if_match: entity tags of the first request; None: it had no If-Match.
         key: its Idempotency-Key; None: it had none.
         message: what the client says about its change.
         is_resumable: False for a request that comes as a whole: its client cannot continue it.
         digest_algorithm, digest: what the whole upload has to have, the digest in hexadecimal; None: nothing was said.
+        id: random, so that nobody can guess it.
+        created_s: seconds since 1970.
     """
 
-    id: str
     principal: str
     target: str
     content_type: str
-    created_s: float
     length: int | None = None
     if_match: tuple[str, ...] | None = None
     key: str | None = None
@@ -74,6 +74,8 @@ class UploadPlan:
     digest: str | None = None
     is_resumable: bool = True
     message: str = ""
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    created_s: float = field(default_factory=time.time)
 
     @property
     def expected(self) -> Expected | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import functools
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -35,6 +34,7 @@ from headway.lifecycle.service.structured_fields import (
 )
 from headway.lifecycle.service.tokens import Principal
 from headway.lifecycle.service.upload import Upload
+from headway.lifecycle.service.upload_plan import UploadPlan
 
 TUS_VERSION = "1.0.0"
 PARTIAL_TYPE, TUS_TYPE = "application/partial-upload", "application/offset+octet-stream"
@@ -67,7 +67,8 @@ async def begin_upload(request: Request, state: State, principal: Principal, dat
         content_type = headers.get("content-type", "")
         expected, has_bytes = read_digest("Content-Digest", headers.get("content-digest")), True
     read_media_type(content_type)
-    upload = await create_upload(request, state, principal, dataset, content_type, length, message=message)
+    plan = plan_upload(request, principal, dataset, content_type, length, message=message)
+    upload = await create_upload(state, plan)
     try:
         if has_bytes:
             await _append(request, state, upload, 0, expected)
@@ -84,9 +85,8 @@ async def begin_upload(request: Request, state: State, principal: Principal, dat
     return answer_empty(201, NO_STORE | facts)
 
 
-async def create_upload(
+def plan_upload(
     request: Request,
-    state: State,
     principal: Principal,
     dataset: str,
     content_type: str,
@@ -94,22 +94,31 @@ async def create_upload(
     *,
     message: str,
     is_resumable: bool = True,
-) -> Upload:
-    """Creates an upload with what the headers of its first request say. Raises ProblemError (400, 413, 429, 507)."""
+) -> UploadPlan:
+    """Returns what the headers of the first request of an upload say. Raises ProblemError (400)."""
     headers = request.headers
     digest = read_digest("Repr-Digest", headers.get("repr-digest"))
-    create = functools.partial(
-        state.uploads.create,
+    return UploadPlan(
         principal=principal.name,
         target=dataset,
         content_type=content_type,
         length=length,
         if_match=parse_tags("If-Match", headers.get("if-match")),
         key=None if headers.get("idempotency-key") is None else read_key(headers),
-        digest=None if digest is None else (digest.algorithm, digest.value.hex()),
+        digest_algorithm=None if digest is None else digest.algorithm,
+        digest=None if digest is None else digest.value.hex(),
         is_resumable=is_resumable,
         message=message,
     )
+
+
+async def create_upload(state: State, plan: UploadPlan) -> Upload:
+    """Begins an upload. Raises ProblemError (404, 413, 429, 507)."""
+
+    def create() -> Upload:
+        state.datasets.find_head(plan.target)
+        return state.uploads.create(plan)
+
     return await state.on_disk(create)
 
 

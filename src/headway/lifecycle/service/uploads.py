@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shutil
 import threading
 import time
@@ -57,20 +56,8 @@ class Uploads:
     def __iter__(self) -> Iterator[Upload]:
         return iter(list(self._uploads.values()))
 
-    def create(
-        self,
-        *,
-        principal: str,
-        target: str,
-        content_type: str,
-        length: int | None,
-        if_match: tuple[str, ...] | None = None,
-        key: str | None = None,
-        digest: tuple[str, str] | None = None,
-        is_resumable: bool = True,
-        message: str = "",
-    ) -> Upload:
-        """Begins an upload; waits for the disk. See UploadPlan for the arguments.
+    def create(self, plan: UploadPlan) -> Upload:
+        """Begins an upload; waits for the disk.
 
         A client that has not got the answer begins again with the same key, and gets the same upload.
 
@@ -78,24 +65,10 @@ class Uploads:
             ProblemError: it is too large (413), the principal has too many unfinished ones (429), or the disk is full
                 (507).
         """
-        if length is not None and length > self._settings.body_bytes:
+        if plan.length is not None and plan.length > self._settings.body_bytes:
             limit = self._settings.body_bytes
-            what = f"{length:,} bytes are more than the {limit:,} that are accepted"
+            what = f"{plan.length:,} bytes are more than the {limit:,} that are accepted"
             raise refuse("too-large", what, "Send several requests.")
-        plan = UploadPlan(
-            id=secrets.token_hex(16),
-            principal=principal,
-            target=target,
-            content_type=content_type,
-            created_s=time.time(),
-            length=length,
-            if_match=if_match,
-            key=key,
-            digest_algorithm=None if digest is None else digest[0],
-            digest=None if digest is None else digest[1],
-            is_resumable=is_resumable,
-            message=message,
-        )
         with self._lock:
             if (begun := self._find_begun(plan)) is not None:
                 return begun

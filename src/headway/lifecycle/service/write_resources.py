@@ -8,10 +8,12 @@ from typing import Annotated, Any
 from fastapi import Path, Query, Request, Response
 
 from headway.core.untrusted_json import JsonError, expect_entries, is_number, is_text, parse_object
+from headway.lifecycle.service.answer import Answer
 from headway.lifecycle.service.bodies import JSON_TYPE, MAX_TEXT, read_media_type
 from headway.lifecycle.service.digests import read_digest
 from headway.lifecycle.service.exchange import State, answer_json, answer_stored, find_state, read_chunks
 from headway.lifecycle.service.keys import read_key
+from headway.lifecycle.service.memory_body import MEMORY_BYTES, MemoryBody
 from headway.lifecycle.service.problems import refuse
 from headway.lifecycle.service.structured_fields import (
     format_boolean,
@@ -21,7 +23,8 @@ from headway.lifecycle.service.structured_fields import (
 )
 from headway.lifecycle.service.tokens import Principal
 from headway.lifecycle.service.upload import ClientLeftError
-from headway.lifecycle.service.upload_resources import begin_upload, create_upload, is_tus
+from headway.lifecycle.service.upload_plan import UploadPlan
+from headway.lifecycle.service.upload_resources import begin_upload, create_upload, is_tus, plan_upload
 
 SMALL_BODY_BYTES = 1 << 20
 
@@ -55,7 +58,6 @@ async def post_changes(
     """
     state, headers = find_state(request), request.headers
     principal = state.authorise(request, "write", "label")
-    await asyncio.to_thread(state.datasets.find_head, dataset)
     by_tus = is_tus(request)
     is_whole = parse_boolean("Upload-Complete", headers.get("upload-complete"))
     if not message.isprintable():
@@ -70,13 +72,16 @@ async def post_changes(
 async def _post_whole(
     request: Request, state: State, principal: Principal, dataset: str, message: str, is_whole: bool | None
 ) -> Response:
-    """Answers a request whose body comes as a whole. It lies in a file as an upload does, which nobody can continue."""
+    """Answers a request whose body comes as a whole: a short list in memory, others in a file as an upload."""
     headers = request.headers
     length = parse_integer("Content-Length", headers.get("content-length"))
     content_type = headers.get("content-type", "")
-    upload = await create_upload(
-        request, state, principal, dataset, content_type, length, message=message, is_resumable=False
-    )
+    plan = plan_upload(request, principal, dataset, content_type, length, message=message, is_resumable=False)
+    more = {} if is_whole is None else {"upload-complete": format_boolean(True)}
+    is_list = read_media_type(content_type) == JSON_TYPE
+    if is_list and length is not None and length <= min(MEMORY_BYTES, state.settings.body_bytes):
+        return answer_stored(request, await _run_list(request, state, principal, plan), more)
+    upload = await create_upload(state, plan)
     try:
         expected = read_digest("Content-Digest", headers.get("content-digest"))
         most = state.settings.body_bytes if length is None else length
@@ -88,7 +93,18 @@ async def _post_whole(
         # A job goes on with it.
         if upload.job is None:
             await state.on_disk(state.uploads.remove, upload)
-    return answer_stored(request, answer, {} if is_whole is None else {"upload-complete": format_boolean(True)})
+    return answer_stored(request, answer, more)
+
+
+async def _run_list(request: Request, state: State, principal: Principal, plan: UploadPlan) -> Answer:
+    """Returns the answer to a short list of changes."""
+    headers = request.headers
+    expected = read_digest("Content-Digest", headers.get("content-digest"))
+    data = b"".join([chunk async for chunk in read_chunks(request)])
+    if expected is not None:
+        expected.check_bytes(data)
+    body = MemoryBody(plan, data)
+    return await state.requests.run(body, principal, parse_tags("If-Match", headers.get("if-match")))
 
 
 async def list_jobs(request: Request) -> Response:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headway.core.errors import UsageError
 from headway.data import opening
 from headway.data.columns import COLUMNS_FILE
-from headway.data.formats.pack_source import PackSource
+from headway.data.formats.pack_source import ImageFiles, PackSource
 from headway.data.store_address import EVAL, TRAIN, UNLABELLED, StoreAddress, is_store_address
 from headway.lifecycle.store.change_rows import build_annotations, choose_new_splits, choose_split, number_labels
 from headway.lifecycle.store.ingest import (
@@ -89,18 +89,7 @@ def prepare_source(
     if split:
         # Before anything is read.
         choose_split(schema, prefix or "all images", split, None, is_labelled=not unlabelled)
-    if unlabelled:
-        if is_url(source) or is_store_address(source):
-            fix = "Name a folder of image files."
-            raise UsageError("images without labels come from a folder", where=os.fspath(source), fix=fix)
-        sets = [_Set(images=list_unlabelled(Path(source)), split=UNLABELLED, is_labelled=False)]
-    else:
-        sets = _list_sets(source, schema)
-    for one in sets:
-        if not split and one.split and one.split not in schema.splits:
-            what = f"the source has a set {one.split!r}, and the data set has no split of this name"
-            fix = "Say where all images go with --split, or add one set of the source at a time."
-            raise UsageError(what, where=os.fspath(source), fix=fix)
+    sets = _plan_sets(source, schema.splits, split=split, unlabelled=unlabelled)
     done = [
         _bring(store, staging / str(number), schema, one, prefix, split or one.split, progress)
         for number, one in enumerate(sets)
@@ -113,7 +102,65 @@ def prepare_source(
     )
 
 
-def _list_sets(source: str | os.PathLike[str], schema: Schema) -> list[_Set]:
+def list_file_changes(
+    source: str | os.PathLike[str],
+    splits: Sequence[str],
+    *,
+    prefix: str = "",
+    split: str = "",
+    unlabelled: bool = False,
+) -> tuple[list[Change], tuple[str, ...]]:
+    """Returns what adds the image files of a source, and sentences about files that were left out.
+
+    Args:
+        splits: those of the data set.
+        prefix, split, unlabelled: as `prepare_source`.
+
+    Raises:
+        UsageError: the images are not files of this machine, their labels are not classes, or a set has no split.
+    """
+    changes, notes = list[Change](), list[str]()
+    for one in _plan_sets(source, splits, split=split, unlabelled=unlabelled):
+        images = one.images
+        if not isinstance(images.images, ImageFiles):
+            what = "a data service takes image files, and the images of this source are none"
+            fix = "Name a folder or a list of image files, or add it on the machine where the store lies."
+            raise UsageError(what, where=os.fspath(source), fix=fix)
+        if one.is_labelled:
+            expect_classes(images)
+        # No split of its own: it is planned for when there is a label.
+        wanted = split if one.split == UNLABELLED else split or one.split
+        changes += [
+            Change(
+                operation="add",
+                name=normalise_name(f"{prefix}{one.prefix}{name}"),
+                file=Path(file),
+                label=images.classes[label] if one.is_labelled else None,
+                split=wanted,
+            )
+            for name, file, label in zip(images.names, images.images.paths, images.labels.tolist(), strict=True)
+        ]
+        notes += images.notes
+    return changes, tuple(notes)
+
+
+def _plan_sets(source: str | os.PathLike[str], splits: Sequence[str], *, split: str, unlabelled: bool) -> list[_Set]:
+    """Lists the sets of a source. Raises UsageError if one has no split to go to."""
+    if unlabelled:
+        if is_url(source) or is_store_address(source):
+            fix = "Name a folder of image files."
+            raise UsageError("images without labels come from a folder", where=os.fspath(source), fix=fix)
+        return [_Set(images=list_unlabelled(Path(source)), split=UNLABELLED, is_labelled=False)]
+    sets = _list_sets(source, splits)
+    for one in sets:
+        if not split and one.split and one.split not in splits:
+            what = f"the source has a set {one.split!r}, and the data set has no split of this name"
+            fix = "Say where all images go with --split, or add one set of the source at a time."
+            raise UsageError(what, where=os.fspath(source), fix=fix)
+    return sets
+
+
+def _list_sets(source: str | os.PathLike[str], splits: Sequence[str]) -> list[_Set]:
     """Lists the sets of a source with labels: one or two, or all splits of a version."""
     if not is_store_address(source):
         train, evaluation = opening.open_split(source)
@@ -121,7 +168,7 @@ def _list_sets(source: str | os.PathLike[str], schema: Schema) -> list[_Set]:
             return [_Set(images=train)]
         # A folder of validation or test images is the evaluation set, unless the data set has a split of its name.
         own = Path(evaluation.root).name.lower()
-        split = own if own in schema.splits else EVAL
+        split = own if own in splits else EVAL
         # Names of two sets may be the same.
         return [
             _Set(images=train, split=TRAIN, prefix=f"{TRAIN}/"),

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from headway.core.errors import DataError, UsageError
-from headway.core.files import describe_os_error, read_text
+from headway.core.errors import DataError
+from headway.core.list_rows import parse_rows, read_list_text
 from headway.core.untrusted_json import JsonError, is_object, parse_object
 from headway.lifecycle.store.records import Change
 from headway.lifecycle.store.steps import label_sample
@@ -34,8 +31,7 @@ def read_labels(path: Path) -> list[Change]:
         DataError: a line is not as it should be; the message names it.
     """
     changes = []
-    for number, row in _read_rows(path):
-        where = f"{path}, line {number}"
+    for where, row in _read_rows(path):
         if "label" not in row:
             raise DataError("there is no label", where=where, fix=_LAYOUT)
         # Somebody may have labelled the image elsewhere since it was picked.
@@ -52,7 +48,7 @@ def read_labels(path: Path) -> list[Change]:
 
 def read_samples(path: Path) -> list[str]:
     """Reads the names or IDs of a list; other columns do not matter. Raises as `read_labels`."""
-    return [_find_sample(row, f"{path}, line {number}") for number, row in _read_rows(path)]
+    return [_find_sample(row, where) for where, row in _read_rows(path)]
 
 
 def _find_sample(row: Mapping[str, str], where: str) -> str:
@@ -62,44 +58,17 @@ def _find_sample(row: Mapping[str, str], where: str) -> str:
     raise DataError("no sample is named", where=where, fix=_LAYOUT)
 
 
-def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields (line number, texts by column)."""
-    try:
-        text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the list cannot be read ({describe_os_error(error)})", where=str(path)) from None
-    if path.suffix.lower() in (".jsonl", ".ndjson", ".json"):
-        yield from _read_json(path, text)
-        return
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    try:
-        for row in reader:
-            # A line that is too long has its rest under None, and one that is too short has None as values.
-            if None in row or None in row.values():
-                fix = "Put a text that holds a comma into double quotes."
-                raise DataError("the line does not fit the header", where=f"{path}, line {reader.line_num}", fix=fix)
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise DataError(f"this is not valid CSV ({error})", where=f"{path}, line {reader.line_num}") from error
-
-
-def _read_json(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row: dict[str, Any] = parse_object(line)
-        except JsonError as error:
-            raise DataError(f"this is not a sample: {error}", where=f"{path}, line {number}", fix=_LAYOUT) from None
+def _read_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields (file and line, texts by column)."""
+    for row in parse_rows(path, read_list_text(path)):
+        found = row.to_dict()
         # As in a cell of a CSV file.
-        if is_object(row.get(_ANNOTATIONS)):
-            row[_ANNOTATIONS] = json.dumps(row[_ANNOTATIONS])
-        texts = {name: "" if value is None else value for name, value in row.items() if name in _USED}
+        if is_object(found.get(_ANNOTATIONS)):
+            found[_ANNOTATIONS] = json.dumps(found[_ANNOTATIONS])
+        texts = {name: "" if value is None else value for name, value in found.items() if name in _USED}
         if not all(isinstance(value, str) for value in texts.values()):
-            raise DataError(
-                "names and labels are texts, and annotations objects", where=f"{path}, line {number}", fix=_LAYOUT
-            )
-        yield number, texts | {name: "" for name in _PICK_COLUMNS if name in row}
+            raise DataError("names and labels are texts, and annotations objects", where=row.where, fix=_LAYOUT)
+        yield row.where, texts | {name: "" for name in _PICK_COLUMNS if name in found}
 
 
 _USED = (*_SAMPLE_COLUMNS, "label", "by", "split", _ANNOTATIONS)

@@ -11,6 +11,7 @@ import json
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -137,6 +138,11 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Returns the canonical text."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> bytes:
+        # A commit asks for it three times.
         tree = {
             "format": FORMAT,
             "schema": self.schema.to_json(),

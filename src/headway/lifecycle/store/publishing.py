@@ -41,6 +41,8 @@ class NewVersion:
     """Folder with its files, not on the disk yet; None: the store has the version already."""
     shards: frozenset[str]
     """Names of the shards that its columns lead to."""
+    paths: tuple[Path, ...] = ()
+    """The folder and everything in it."""
 
 
 def prepare_version(store: Path, staging: Path, rows: Rows, manifest: Manifest) -> NewVersion:
@@ -51,16 +53,20 @@ def prepare_version(store: Path, staging: Path, rows: Rows, manifest: Manifest) 
         os.utime(get_version_folder(store, version))
         return NewVersion(version=version, folder=None, shards=shards)
     folder = staging / version
+    paths = [folder, folder / MANIFEST_FILE]
     folder.mkdir()
+    (folder / MANIFEST_FILE).write_bytes(manifest.to_bytes())
     for number, split in enumerate(rows.schema.splits):
         if split in manifest.splits:
-            (folder / split).mkdir()
+            place = folder / split
+            place.mkdir()
             part = rows.take(np.flatnonzero(rows.split == number))
             columns, description = build_columns(part, split, manifest, version)
             metadata = description.to_metadata() | {ALL_COLUMNS: compute_fingerprint(columns)}
-            (folder / split / COLUMNS_FILE).write_bytes(save(columns, metadata=metadata))
-    (folder / MANIFEST_FILE).write_bytes(manifest.to_bytes())
-    return NewVersion(version=version, folder=folder, shards=frozenset(shard.digest for shard in rows.shards))
+            (place / COLUMNS_FILE).write_bytes(save(columns, metadata=metadata))
+            paths += [place, place / COLUMNS_FILE]
+    shards = frozenset(shard.digest for shard in rows.shards)
+    return NewVersion(version=version, folder=folder, shards=shards, paths=tuple(paths))
 
 
 def publish_versions(store: Path, staging: Path, versions: Sequence[NewVersion]) -> list[NewVersion]:
@@ -68,11 +74,13 @@ def publish_versions(store: Path, staging: Path, versions: Sequence[NewVersion])
 
     Returns what is there now: another process may have published the same version meanwhile. Raises OSError.
     """
-    paths = [path for one in versions if one.folder is not None for path in (one.folder, *one.folder.rglob("*"))]
+    paths = [path for one in versions for path in one.paths]
     if paths:
         # File systems with a journal write down together what is synced at the same time.
-        with ThreadPoolExecutor(min(_SYNC_THREADS, len(paths)), thread_name_prefix="sync") as pool:
-            list(pool.map(_sync, paths))
+        # Each thread gets one list of them: handing over a file takes longer than most syncs of a small one.
+        shares = [paths[first::_SYNC_THREADS] for first in range(min(_SYNC_THREADS, len(paths)))]
+        with ThreadPoolExecutor(len(shares), thread_name_prefix="sync") as pool:
+            list(pool.map(_sync, shares))
     published = [_put(store, staging, one) for one in versions]
     # Always: who has published a version that is there may not have come so far.
     sync_folder(store / VERSIONS)
@@ -103,13 +111,14 @@ def expect_version(store: Path, version: str) -> None:
         raise DataError(what, where=str(get_version_folder(store, version)), fix="Begin with another version.")
 
 
-def _sync(path: Path) -> None:
+def _sync(paths: Sequence[Path]) -> None:
     # Folders too.
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _put(store: Path, staging: Path, version: NewVersion) -> NewVersion:

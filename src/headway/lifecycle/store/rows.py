@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import translate
 from itertools import pairwise
 from typing import Any, NamedTuple, final
 
@@ -20,6 +23,7 @@ PLACES = ("offset", "length", "crc32c", "width", "height", "flags", "gray")
 """Columns that describe the stored bytes; they go with them into every version."""
 
 Ids = NDArray[np.int64]
+_WILDCARD = re.compile(r"[*?\[]")
 
 
 class ShardObject(NamedTuple):
@@ -69,6 +73,32 @@ class Names:
             is_equal = self.text[ends - place] == wanted[-place]
             rows, ends = rows[is_equal], ends[is_equal]
         return int(rows[0]) if len(rows) else -1
+
+    def match(self, pattern: str) -> NDArray[np.bool_]:
+        """Returns True for the texts that fit a pattern such as `night/*`, as `fnmatch` has it; bool [n]."""
+        prefix = _WILDCARD.split(pattern, maxsplit=1)[0]
+        wanted = np.frombuffer(prefix.encode(), np.uint8)
+        rows = np.flatnonzero(np.diff(self.offset) >= len(wanted))
+        begin = self.offset[rows].astype(np.int64)
+        # Without a wildcard in it, the beginning is compared for all texts at once: a folder takes 10 ms for a million.
+        for place in reversed(range(len(wanted))):
+            is_equal = self.text[begin + place] == wanted[place]
+            rows, begin = rows[is_equal], begin[is_equal]
+        if pattern != f"{prefix}*":
+            fits = re.compile(translate(pattern)).match
+            rows = rows[np.array([fits(self[row]) is not None for row in rows.tolist()], np.bool_)]
+        mask = np.zeros(len(self), np.bool_)
+        mask[rows] = True
+        return mask
+
+    def count_folders(self) -> dict[str, int]:
+        """Returns the number of texts in each folder, such as `night`, those in its subfolders too."""
+        counts = Counter[str]()
+        for folder, count in Counter(text.rpartition("/")[0] for text in self).items():
+            parts = folder.split("/") if folder else []
+            for depth in range(1, len(parts) + 1):
+                counts["/".join(parts[:depth])] += count
+        return dict(counts)
 
     def take(self, rows: Ids) -> Names:
         """Returns the texts of these rows."""

@@ -18,7 +18,7 @@ from headway.core.errors import DataError, HeadwayError, UsageError
 from headway.core.files import sync_folder
 from headway.core.mounts import is_on_network
 from headway.data.columns import FLAG_SPLIT
-from headway.data.store_address import DATABASE, STORE_VARIABLE, StoreAddress, find_store
+from headway.data.store_address import DATABASE, STORE_VARIABLE, StoreAddress, expect_folder, find_store
 from headway.lifecycle.store.additions import Additions, prepare_changes, prepare_source
 from headway.lifecycle.store.change_rows import change_rows, find_targets
 from headway.lifecycle.store.committing import Committer, Proposal
@@ -96,6 +96,7 @@ class Store:
         if not named:
             fix = f"Name its folder with --store FOLDER, or set {STORE_VARIABLE}."
             raise UsageError("no store is named", fix=fix)
+        expect_folder(named)
         path = Path(named).expanduser().resolve()
         if not (path / DATABASE).is_file():
             if is_on_network(path):

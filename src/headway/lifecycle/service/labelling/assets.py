@@ -19,11 +19,11 @@ _FILES = {
     "label.css": (FOLDER, "text/css; charset=utf-8"),
     **dict.fromkeys((path.name for path in sorted(FOLDER.glob("*.js"))), (FOLDER, "text/javascript; charset=utf-8")),
 }
-# Scripts and styles of this server alone, and pictures that a script has fetched: nothing that somebody has written
-# into a name or a label can run.
+# Scripts, styles and pictures of this server alone, or pictures that a script has fetched: nothing that somebody has
+# written into a name or a label can run, or be loaded from elsewhere.
 PAGE_HEADERS = SAFE_HEADERS | {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "cache-control": "no-cache",
 }
 

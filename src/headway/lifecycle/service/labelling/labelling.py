@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import glob
+import heapq
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from headway.core.errors import UsageError
 from headway.core.text_format import pluralise
 from headway.data.store_address import StoreAddress
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.service.answer import Answer
 from headway.lifecycle.service.bodies import LeftOut
 from headway.lifecycle.service.checks import choose_author
@@ -31,12 +34,14 @@ from headway.lifecycle.service.labelling.selection import (
 from headway.lifecycle.service.problems import refuse
 from headway.lifecycle.service.tokens import Principal
 from headway.lifecycle.store.records import Change, Version
-from headway.lifecycle.store.rows import NO_LABEL, Rows
+from headway.lifecycle.store.rows import NO_LABEL, Names, Rows
 
 LEASE_S = 600.0
 """Seconds for which a grid belongs to one person: others get other samples. The page renews it while it is open."""
 KEY_AGE_S = 7 * 86400.0
 """Seconds for which a request that a killed server has carried out is found: as long as the store remembers it."""
+MOST_SLICES = 200
+"""Most slices that are listed: those with the most samples."""
 _MOST_ERRORS = 20
 
 
@@ -58,6 +63,7 @@ class Labelling:
         self.folder, self.datasets, self.runs = folder, datasets, tuple(runs)
         self.database = LabelDatabase(folder / FILE)
         # Queues never change. Marks do, by this process alone: a store has one server.
+        self._folders = WeakKeyDictionary[Names, dict[str, int]]()
         self._orders = dict[str, Order]()
         self._marks = dict[tuple[str, str], dict[bytes, list[Mark]]]()
 
@@ -123,6 +129,17 @@ class Labelling:
         listed = [one | {"href": f"/blobs/{one['sha256']}"} for one in samples]
         more = samples[-1]["sha256"] if len(kept) > count else None
         return {"version": found.version, "queue": chosen, "samples": listed, "next": more}
+
+    def list_slices(self, dataset: str) -> dict[str, Any]:
+        """Returns the folders of the samples' names as patterns, each with its samples. Raises ProblemError (404)."""
+        version, rows = self.datasets.read_rows(dataset)
+        # A new label leaves the names as they are.
+        folders = self._folders.get(rows.names)
+        if folders is None:
+            folders = self._folders[rows.names] = rows.names.count_folders()
+        largest = heapq.nlargest(MOST_SLICES, folders, key=lambda folder: folders[folder])
+        slices = [{"slice": f"{glob.escape(folder)}/*", "samples": folders[folder]} for folder in sorted(largest)]
+        return {"version": version.version, "slices": slices, "folders": len(folders)}
 
     def lease_grid(self, dataset: str, grid: str, wish: Wish, by: str, principal: Principal) -> dict[str, Any]:
         """Returns the samples of a grid, which belong to one person for a while; the same grid again is renewed.

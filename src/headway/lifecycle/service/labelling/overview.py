@@ -11,7 +11,7 @@ from typing import Any
 from headway.core.errors import HeadwayError, UsageError
 from headway.data.store_address import StoreAddress
 from headway.export.drop_bound import compute_share_bound
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 from headway.lifecycle.experiments.query import Selection, has_key, select_runs
 from headway.lifecycle.experiments.run_index import open_index
 from headway.lifecycle.experiments.scan import find_index, scan_folders

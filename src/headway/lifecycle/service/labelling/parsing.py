@@ -28,6 +28,7 @@ MOST_LABELS = 1_000
 MOST_GRID = 200
 MOST_TEXT = 1_024
 MOST_NAME = 80
+MOST_PATTERN = 200
 MOST_SECONDS = 86_400.0
 _ABOUT_KEYS = ("strategy", "count", "seed", "images", "estimated_noise", "suspects", "pool", "set")
 
@@ -80,6 +81,7 @@ def parse_wish(tree: Mapping[str, Any]) -> tuple[Wish, str]:
         queue=_take(tree, "queue", "", _is_id, "the ID of a queue"),
         label=_take(tree, "class", "", _is_short, "a text"),
         split=_take(tree, "split", "", _is_short, "a text"),
+        slice=_take(tree, "slice", "", _is_pattern, f"a pattern of at most {MOST_PATTERN} characters"),
         differs=_take(tree, "differs", False, _is_truth, "true or false"),
         has_copies=_take(tree, "copies", False, _is_truth, "true or false"),
         again=_take(tree, "again", 0, lambda value: is_number_in(value, 0, 1e12), "seconds since 1970, or 0"),
@@ -165,6 +167,10 @@ def _take(tree: Mapping[str, Any], name: str, fallback: Any, check: Callable[[An
 def _is_short(value: Any) -> bool:
     # JSON may hold half of a surrogate pair, which neither UTF-8 nor SQLite takes.
     return is_text(value) and len(value) <= MOST_TEXT and value == value.encode("utf-8", "ignore").decode()
+
+
+def _is_pattern(value: Any) -> bool:
+    return _is_short(value) and len(value) <= MOST_PATTERN
 
 
 def _is_plain(value: Any) -> bool:

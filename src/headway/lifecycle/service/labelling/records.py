@@ -83,6 +83,7 @@ class Wish:
         queue: ID of a queue, or EVERYTHING.
         label: only those that have this class or are proposed as it; empty: all.
         split: only this split; empty: all.
+        slice: only those whose names fit this pattern, such as `night/*`; empty: all.
         differs: only those whose label is not the proposed class.
         has_copies: only those with near copies.
         again: also those that somebody has looked at before this time (seconds since 1970); 0: none of them.
@@ -92,6 +93,7 @@ class Wish:
     queue: str = EVERYTHING
     label: str = ""
     split: str = ""
+    slice: str = ""
     differs: bool = False
     has_copies: bool = False
     again: float = 0.0

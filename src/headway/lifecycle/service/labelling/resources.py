@@ -83,6 +83,13 @@ async def _begin_mining(
     return answer
 
 
+async def list_slices(request: Request, dataset: DatasetName) -> Response:
+    """Lists the folders of the names as slices, such as `night/*`, with the number of their samples."""
+    state = find_state(request)
+    state.authorise(request, "read")
+    return answer_json(request, await asyncio.to_thread(state.labelling.list_slices, dataset))
+
+
 async def put_grid(request: Request, dataset: DatasetName, grid: GridName) -> Response:
     """Leases a grid of samples to one person for ten minutes; the same grid again is renewed, and has the same samples.
 
@@ -148,6 +155,7 @@ async def get_loop(request: Request, dataset: DatasetName) -> Response:
 LABEL_RESOURCES: tuple[tuple[str, str, Callable[..., Awaitable[Response]], tuple[int, ...]], ...] = (
     ("GET", "/datasets/{dataset}/queues", list_queues, (200,)),
     ("POST", "/datasets/{dataset}/mine", post_queue, (200, 201, 202)),
+    ("GET", "/datasets/{dataset}/slices", list_slices, (200,)),
     ("PUT", "/datasets/{dataset}/grids/{grid}", put_grid, (200,)),
     ("DELETE", "/datasets/{dataset}/grids/{grid}", delete_grid, (204,)),
     ("POST", "/datasets/{dataset}/labels", post_labels, (200, 201)),

@@ -95,6 +95,8 @@ def select_samples(
     if wish.split:
         number = rows.schema.splits.index(wish.split) if wish.split in rows.schema.splits else -1
         is_wanted &= (split == number) | (is_second & (wish.split == UNLABELLED))
+    if wish.slice:
+        is_wanted &= rows.names.match(wish.slice)[own] if len(rows) else False
     proposed = np.array([pick.proposed for pick in order.picks], object)
     if wish.label:
         number = rows.classes.index(wish.label) if wish.label in rows.classes else NO_LABEL - 1

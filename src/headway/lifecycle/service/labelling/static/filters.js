@@ -1,6 +1,6 @@
 // Which samples are shown: a queue and filters, in the controls of the bar and in the address of the page.
 
-import { find, formatCount, make } from "./dom.js";
+import { find, formatCount, make, plural } from "./dom.js";
 
 const SELECTS = ["queue", "class", "split"];
 const BOXES = ["differs", "copies"];
@@ -12,11 +12,16 @@ export function readWish(queues, facts) {
   return {
     queue: query.get("queue") ?? open?.queue ?? "",
     class: query.get("class") ?? "",
+    slice: query.get("slice") ?? "",
     split: query.get("split") ?? (!query.size && !open && facts.unlabelled ? "unlabelled" : ""),
     differs: query.get("differs") === "true",
     copies: query.get("copies") === "true",
     again: Number(query.get("again")) || 0,
   };
+}
+
+export function isSameWish(one, other) {
+  return Object.keys(one).every((name) => (one[name] || "") === (other[name] || ""));
 }
 
 export function writeWish(wish) {
@@ -25,13 +30,16 @@ export function writeWish(wish) {
   history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}`);
 }
 
-// change: called with what the person wants from now on. findNow: returns the time of the server.
-export function buildFilters({ wish, queues, facts, classes }, change, findNow) {
+// change: called with what the person wants from now on. findNow: returns the time of the server. listSlices: returns a
+// promise of the slices that the field offers.
+export function buildFilters({ wish, queues, facts, classes }, change, findNow, listSlices) {
   let shown = wish;
   const alter = (name, value) => {
     shown = { ...shown, [name]: value };
+    disableBoxes(shown);
     change(shown);
   };
+  disableBoxes(wish);
   const options = {
     queue: [...queues.map((one) => [one.queue, nameQueue(one, queues)]), ["", "all samples"]],
     class: [["", "all"], ...classes.map((name) => [name, name])],
@@ -46,6 +54,7 @@ export function buildFilters({ wish, queues, facts, classes }, change, findNow) 
       alter(name, select.value);
     };
   }
+  buildSlice(find("slice"), wish.slice, (pattern) => alter("slice", pattern), listSlices);
   for (const name of [...BOXES, "again"]) {
     const box = find(name);
     box.checked = Boolean(wish[name]);
@@ -55,6 +64,28 @@ export function buildFilters({ wish, queues, facts, classes }, change, findNow) 
       alter(name, name === "again" ? (box.checked ? findNow() : 0) : box.checked);
     };
   }
+}
+
+// Only a queue knows proposals and near copies.
+function disableBoxes(wish) {
+  for (const name of BOXES) find(name).disabled = !wish.queue;
+}
+
+function buildSlice(field, pattern, alter, listSlices) {
+  field.value = pattern;
+  field.onchange = () => {
+    const text = field.value.trim();
+    // A word alone: names that have it somewhere.
+    field.value = text && !/[*?[]/.test(text) ? `*${text}*` : text;
+    field.blur();
+    alter(field.value);
+  };
+  // The server reads all names for it, so not before somebody wants to see them.
+  field.onfocus = async () => {
+    const slices = await listSlices();
+    const options = slices.map((one) => make("option", { value: one.slice }, plural(one.samples, "image")));
+    find("slices").replaceChildren(...options);
+  };
 }
 
 // With its day, if another queue has the same name.

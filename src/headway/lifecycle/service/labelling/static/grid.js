@@ -1,11 +1,13 @@
 // A grid of samples: what a person has set so far, and how it looks. Each key changes one or two tiles.
 
 import { find, formatShare, make } from "./dom.js";
-import { loadPicture } from "./service.js";
+import { findPicture, loadPicture } from "./service.js";
 
 const THUMB_SIDE = 256;
 const LARGE_SIDE = 512;
 const MOST_SECONDS = 60;
+// Pictures of the next grid that are on their way at once: more would hold up keys, here and on the server.
+const PREFETCHED_AT_ONCE = 2;
 
 // What a grid is, as plain data: it goes into the browser's storage with every key.
 export function buildGrid(grid, wish, answer) {
@@ -49,7 +51,11 @@ export function listLabels(state, seconds, onlyMarked) {
 }
 
 export function prefetch(state) {
-  return Promise.allSettled(state.samples.map((one) => loadPicture(one.sha256, THUMB_SIDE)));
+  const coming = state.samples.values();
+  const load = async () => {
+    for (const one of coming) await loadPicture(one.sha256, THUMB_SIDE).catch(() => {});
+  };
+  return Promise.all(Array.from({ length: PREFETCHED_AT_ONCE }, load));
 }
 
 export class GridView {
@@ -66,31 +72,51 @@ export class GridView {
   show(state, hue) {
     this.state = state;
     this.hue = hue;
-    this.tiles = state.samples.map((sample, index) => this.build(sample, index));
-    this.root.replaceChildren(...this.tiles.map((tile) => tile.figure));
+    this.tiles.forEach(({ figure }) => figure.classList.remove("at"));
+    // The tiles of the grid before are used again: the browser builds and styles nothing anew.
+    while (this.tiles.length < state.samples.length) this.tiles.push(this.build(this.tiles.length));
+    for (const { figure } of this.tiles.splice(state.samples.length)) figure.remove();
     this.root.classList.toggle("few", state.samples.length <= 6);
-    state.samples.forEach((_, index) => this.update(index));
+    state.samples.forEach((sample, index) => {
+      this.fill(this.tiles[index], sample);
+      this.update(index);
+    });
     this.move(state.cursor);
   }
 
-  build(sample, index) {
-    const image = make("img", { alt: sample.name, draggable: "false", decoding: "sync" });
+  build(index) {
     const chip = make("span", { class: "chip" });
     const note = make("small", {});
     const figure = make(
       "figure",
-      { class: "tile", title: sample.name, click: () => this.pick(index), dblclick: () => this.enlarge(true) },
-      image,
+      { class: "tile", click: () => this.pick(index), dblclick: () => this.enlarge(true) },
       make("figcaption", {}, chip, note),
     );
+    this.root.append(figure);
+    return { figure, chip, note, sample: null };
+  }
+
+  // Puts the decoded picture itself into the tile: another one with its address would be loaded and decoded again.
+  fill(tile, sample) {
+    tile.sample = sample;
+    tile.figure.title = sample.name;
+    tile.figure.classList.remove("broken");
+    const put = (image) => {
+      image.alt = sample.name;
+      // None is there if the tile that was filled before has it now.
+      tile.figure.querySelector("img")?.remove();
+      tile.figure.prepend(image);
+    };
+    const picture = findPicture(sample.sha256, THUMB_SIDE);
+    if (picture) {
+      put(picture);
+      return;
+    }
+    put(make("img", {}));
     loadPicture(sample.sha256, THUMB_SIDE).then(
-      (picture) => {
-        image.src = picture.src;
-        image.classList.toggle("small", picture.naturalWidth <= 64);
-      },
-      () => figure.classList.add("broken"),
+      (loaded) => tile.sample === sample && put(loaded),
+      () => tile.sample === sample && tile.figure.classList.add("broken"),
     );
-    return { figure, chip, note };
   }
 
   update(index) {
@@ -114,7 +140,8 @@ export class GridView {
     const tile = this.tiles[cursor];
     if (!tile) return;
     tile.figure.classList.add("at");
-    tile.figure.scrollIntoView({ block: "nearest" });
+    // Before the next frame, when all that a key changes is there: now it would be laid out twice.
+    requestAnimationFrame(() => tile.figure.scrollIntoView({ block: "nearest" }));
     if (this.isLarge) this.showLarge();
   }
 
@@ -171,7 +198,8 @@ function describeTile(sample, label, isSet) {
 
 // A grid that is there.
 export function makeEntry(state) {
-  return { state, grid: state.grid, wish: state.wish, isTaken: false, promise: Promise.resolve(state) };
+  const { grid, wish } = state;
+  return { state, grid, wish, isTaken: false, hurry: () => {}, promise: Promise.resolve(state) };
 }
 
 export function describeSample(sample) {

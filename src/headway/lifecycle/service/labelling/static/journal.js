@@ -4,11 +4,13 @@
 import { Problem, ask, pause } from "./service.js";
 
 export class Journal {
-  // report: called with the number of grids that wait, and the problem of the first one, if there is any.
-  constructor(dataset, report) {
+  // report: called with the number of grids that wait, and the problem of the first one, if there is any. tell: called
+  // with each answer.
+  constructor(dataset, report, tell) {
     this.dataset = dataset;
     this.prefix = `headway.outbox.${dataset}/`;
     this.report = report;
+    this.tell = tell;
     this.problem = null;
     this.fallback = new Map();
     this.running = null;
@@ -53,10 +55,11 @@ export class Journal {
       const { key, body } = JSON.parse(text);
       try {
         const path = `/datasets/${encodeURIComponent(this.dataset)}/labels`;
-        await ask("POST", path, JSON.stringify(body), { "Idempotency-Key": `"${key}"` });
+        const answer = await ask("POST", path, JSON.stringify(body), { "Idempotency-Key": `"${key}"` });
         this.drop(names[0]);
         this.problem = null;
         wait = 250;
+        this.tell(answer);
       } catch (error) {
         if (!(error instanceof Problem)) throw error;
         this.problem = error;

@@ -1,13 +1,13 @@
 // The label page: hands out grids, listens to keys, and keeps everything in the browser until the server has it.
 
-import { assignKeys, keepOrder, readOrder } from "./codes.js";
 import { find, formatCount, make, plural } from "./dom.js";
-import { buildFilters, readWish, writeWish } from "./filters.js";
+import { buildFilters, isSameWish, readWish, writeWish } from "./filters.js";
 import { GridView, buildGrid, decide, describeSample, listLabels, makeEntry, prefetch, setMark, undoMark } from "./grid.js";
 import { Journal, drawKey } from "./journal.js";
 import { LoopView } from "./loop.js";
-import { notify, showAway, showSaved } from "./notices.js";
-import { Problem, ask, persist, watchServer } from "./service.js";
+import { clearNotice, notify, showAway, showSaved, tellLeftOut } from "./notices.js";
+import { Palette } from "./palette.js";
+import { Problem, ask, forgetToken, persist, watchServer } from "./service.js";
 import { TabMemory } from "./tabs.js";
 
 const GRID = 24;
@@ -20,13 +20,16 @@ const LOOP_LEAST_MS = 10_000;
 const MOST_PREVIOUS = 20;
 // Longest wait for labels to arrive before other samples are shown; with a server that is away they arrive later.
 const SETTLE_MS = 3000;
+// Wait after which the page says that it waits.
+const PATIENCE_MS = 1000;
+const WAITING = "The next images are on their way. What you set is kept, also if you close this page.";
 
 class LabelPage {
   constructor(dataset) {
     this.dataset = dataset;
     this.path = `/datasets/${encodeURIComponent(dataset)}`;
     this.view = new GridView((index) => this.view.move(index));
-    this.journal = new Journal(dataset, (waiting, problem) => showSaved(this.journal, waiting, problem));
+    this.journal = new Journal(dataset, (waiting, problem) => showSaved(this.journal, waiting, problem), tellLeftOut);
     this.memory = new TabMemory(dataset);
     watchServer((isAway) => showAway(isAway));
     this.loop = new LoopView({
@@ -40,12 +43,7 @@ class LabelPage {
     // The one of them that is waited for.
     this.taken = null;
     this.previous = [];
-    this.prefix = "";
-    this.classes = [];
-    // All classes that were ever seen here, in the order of their keys.
-    this.known = readOrder(dataset);
-    this.added = [];
-    this.keys = new Map();
+    this.palette = new Palette(dataset, (name) => this.label(name));
     // The grid whose images without a label are left out by another Enter.
     this.skipping = "";
     this.serverNow = 0;
@@ -65,10 +63,17 @@ class LabelPage {
     const saved = await this.memory.restore();
     this.wish = saved.length ? saved[0].wish : readWish(this.queues, facts);
     this.ahead = saved.map((state) => (state.samples.length ? makeEntry(state) : this.begin(state.grid, state.wish, false)));
+    this.leave();
     this.showFilters();
     this.listen();
     this.journal.run();
     await this.advance();
+    const asked = readWish(this.queues, facts);
+    // The address asks for other samples than this tab had: what was set in them is sent, as if a filter were changed.
+    if (location.search && !isSameWish(asked, this.wish)) {
+      await this.change(asked);
+      this.showFilters();
+    }
     if (saved.length) this.renew();
     setInterval(() => this.renew(), RENEW_MS);
     this.refreshLoop();
@@ -101,11 +106,13 @@ class LabelPage {
     return { ...buildGrid(grid, wish, answer), by: this.person() };
   }
 
-  // A grid that comes next. isHidden: its images are decoded before it counts as there, so that Enter shows them at once.
+  // A grid that comes next. isHidden: its images are decoded before it counts as there, so that Enter shows them at
+  // once; if Enter comes earlier, it shows those that are there, and asks for the others.
   begin(grid, wish, isHidden) {
     const entry = { grid, wish, state: null, isTaken: false };
+    const taken = new Promise((resolve) => (entry.hurry = resolve));
     entry.promise = this.fetchGrid(grid, wish).then(async (state) => {
-      if (isHidden) await prefetch(state);
+      if (isHidden) await Promise.race([prefetch(state), taken]);
       entry.state = state;
       // The person has gone elsewhere meanwhile.
       if (!entry.isTaken && !this.ahead.includes(entry)) this.release([state]);
@@ -120,6 +127,8 @@ class LabelPage {
   async advance() {
     const wish = this.wish;
     this.isAdvancing = true;
+    find("grid").classList.add("waiting");
+    const timer = setTimeout(() => notify(WAITING), PATIENCE_MS);
     try {
       this.take(this.ahead.shift() ?? this.begin(drawKey(), wish, false));
       let state = await this.taken.promise;
@@ -132,15 +141,26 @@ class LabelPage {
       if (this.wish === wish) this.showGrid(state);
       else this.release([state]);
     } catch (error) {
-      notify(`${error.message} Press Enter to try again.`);
+      this.tellProblem(error);
     } finally {
+      clearTimeout(timer);
       if (this.wish === wish) this.isAdvancing = false;
     }
+  }
+
+  tellProblem(error) {
+    const changeToken = () => {
+      forgetToken();
+      location.reload();
+    };
+    if (error.status === 403) notify(error.message, "Use another token", changeToken);
+    else notify(`${error.message} Press Enter to try again.`);
   }
 
   // From now on the page waits for this grid. A reload asks for it by its name, so that no lease is forgotten.
   take(entry) {
     entry.isTaken = true;
+    entry.hurry();
     this.taken = entry;
     this.save();
   }
@@ -154,14 +174,15 @@ class LabelPage {
   showGrid(state) {
     this.current = state;
     this.taken = null;
-    this.view.show(state, (name) => this.findHue(name));
+    find("grid").classList.remove("waiting");
+    this.view.show(state, (name) => this.palette.findHue(name));
     const isEmpty = !state.samples.length;
     find("empty").hidden = !isEmpty;
     find("empty").textContent = isEmpty ? EMPTY : "";
     if (isEmpty) this.view.enlarge(false);
     const left = state.left + state.samples.length;
     find("progress").textContent = isEmpty ? "" : `${formatCount(left)} to go`;
-    notify("");
+    clearNotice();
     this.describe();
     this.save();
     this.sinceMs = performance.now();
@@ -193,6 +214,7 @@ class LabelPage {
       notify(`${plural(count, "image")} without a label. Press Enter again to leave ${count === 1 ? "it" : "them"} out.`);
       return;
     }
+    notify("");
     this.send(false);
     this.leave();
     await this.advance();
@@ -255,12 +277,14 @@ class LabelPage {
       // Others got samples whose lease was over; those that were marked here count as a second opinion.
       const own = new Set(answer.samples.map((one) => one.sha256));
       const kept = state.samples.filter((one) => own.has(one.sha256) || state.marks[one.sha256]);
-      if (kept.length === state.samples.length) continue;
+      const gone = state.samples.length - kept.length;
+      if (!gone) continue;
       state.samples = kept;
       state.cursor = Math.min(state.cursor, Math.max(0, kept.length - 1));
       if (state !== this.current) continue;
       if (kept.length) this.showGrid(state);
       else await this.advance();
+      notify(`${plural(gone, "image")} went to somebody else while this page was asleep.`);
     }
   }
 
@@ -291,27 +315,12 @@ class LabelPage {
   }
 
   setClasses(classes, isFixed) {
-    find("new-class").hidden = isFixed;
-    const present = new Set([...classes, ...this.added]);
-    this.known = [...new Set([...this.known, ...present])];
-    const ordered = this.known.filter((name) => present.has(name));
-    if (ordered.length === this.classes.length && ordered.every((name, index) => name === this.classes[index])) return;
-    this.classes = ordered;
-    this.keys = assignKeys(ordered);
-    keepOrder(this.dataset, this.known);
-    this.showClasses();
-    if (this.wish) this.showFilters();
+    if (this.palette.set(classes, isFixed) && this.wish) this.showFilters();
   }
 
   addClass(name) {
-    this.added.push(name);
-    this.setClasses(this.classes, false);
+    if (this.palette.add(name)) this.showFilters();
     this.label(name);
-  }
-
-  findHue(name) {
-    const index = this.classes.indexOf(name);
-    return this.classes.length <= 10 && index >= 0 ? index : null;
   }
 
   // --- Keys
@@ -324,6 +333,8 @@ class LabelPage {
     });
     find("zoom").addEventListener("click", () => this.view.enlarge(false));
     find("open-loop").addEventListener("click", () => this.toggleLoop());
+    // After a click, keys are about the images again. Whoever comes with Tab stays on the button.
+    document.addEventListener("click", ({ target, detail }) => detail && target.closest("button")?.blur());
     find("by").addEventListener("change", () => {
       localStorage.setItem("headway.by", this.person());
       this.change({ ...this.wish });
@@ -340,9 +351,12 @@ class LabelPage {
   press(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.closest("input, select, textarea, dialog")) {
-      if (event.key === "Escape" || (event.key === "Enter" && event.target.id === "by")) event.target.blur();
+      const isDone = event.key === "Enter" && ["by", "slice"].includes(event.target.id);
+      if (isDone || event.key === "Escape") event.target.blur();
       return;
     }
+    // Of a button that has the focus: they press it, and must not accept a grid.
+    if (event.target.closest("button, a") && ["Enter", " "].includes(event.key)) return;
     // While the loop is shown, keys scroll it.
     if (!find("loop").hidden) {
       if (event.key === "Escape") this.toggleLoop();
@@ -365,7 +379,7 @@ class LabelPage {
       End: () => last,
     };
     if (key in moves) {
-      this.startCode("");
+      this.palette.begin("");
       if (last >= 0) this.view.move(moves[key]());
       this.describe();
       this.save();
@@ -379,66 +393,31 @@ class LabelPage {
       Backspace: () => this.undo(),
     };
     const letters = { u: () => this.undo(), x: () => this.label(null), z: () => this.view.enlarge(!this.view.isLarge) };
-    const run = commands[key] ?? (this.prefix ? undefined : letters[key.toLowerCase()]);
+    const run = commands[key] ?? (this.palette.prefix ? undefined : letters[key.toLowerCase()]);
     if (run) {
-      const hadPrefix = this.prefix !== "";
-      this.startCode("");
+      const hadPrefix = this.palette.prefix !== "";
+      this.palette.begin("");
       if (!(hadPrefix && (key === "Escape" || key === "Backspace"))) run();
       return true;
     }
-    return key.length === 1 && this.type(key.toLowerCase());
-  }
-
-  type(letter) {
-    const typed = this.prefix + letter;
-    for (const [name, code] of this.keys) {
-      if (code === typed) {
-        this.startCode("");
-        this.label(name);
-        return true;
-      }
-    }
-    const isStart = [...this.keys.values()].some((code) => code.startsWith(typed));
-    this.startCode(isStart ? typed : "");
-    return isStart;
-  }
-
-  startCode(prefix) {
-    if (prefix === this.prefix) return;
-    this.prefix = prefix;
-    for (const chip of find("classes").children) {
-      chip.classList.toggle("off", prefix !== "" && !(chip.dataset.code ?? "").startsWith(prefix));
-    }
+    return key.length === 1 && this.palette.type(key.toLowerCase());
   }
 
   // --- What is shown
 
   showFilters() {
-    const { wish, queues, facts, classes } = this;
-    buildFilters({ wish, queues, facts, classes }, (wanted) => this.change(wanted), () => this.serverNow);
+    const { wish, queues, facts } = this;
+    const { classes } = this.palette;
+    const listSlices = async () => (await ask("GET", `${this.path}/slices`).catch(() => ({ slices: [] }))).slices;
+    buildFilters({ wish, queues, facts, classes }, (wanted) => this.change(wanted), () => this.serverNow, listSlices);
   }
 
   openQueue(queue) {
     this.toggleLoop();
-    const wish = { queue, class: "", split: "", differs: false, copies: false, again: 0 };
+    const wish = { queue, class: "", split: "", slice: "", differs: false, copies: false, again: 0 };
     const done = this.change(wish);
     this.showFilters();
     return done;
-  }
-
-  showClasses() {
-    find("classes").replaceChildren(
-      ...this.classes.map((name) => {
-        const code = this.keys.get(name);
-        const hue = this.findHue(name);
-        return make(
-          "button",
-          { type: "button", class: "class", "data-code": code, "data-hue": hue, click: (event) => (event.currentTarget.blur(), this.label(name)) },
-          code ? make("kbd", {}, code) : null,
-          make("span", {}, name),
-        );
-      }),
-    );
   }
 
   describe() {
@@ -458,7 +437,11 @@ class LabelPage {
   async refreshLoop() {
     this.loopShownMs = performance.now();
     try {
-      this.loop.show(await ask("GET", `${this.path}/loop`), !find("loop").hidden);
+      const data = await ask("GET", `${this.path}/loop`);
+      this.loop.show(data, !find("loop").hidden);
+      // How many images are left, and queues that are new; but not under somebody's hands.
+      this.queues = data.queues;
+      if (!document.activeElement?.closest(".bar")) this.showFilters();
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
     }
@@ -485,5 +468,8 @@ async function begin() {
 }
 
 begin().catch((error) => {
-  notify(error.message);
+  document.body.classList.add("choosing");
+  find("empty").hidden = false;
+  const message = error.status === 404 ? "The store has no data set of this name." : error.message;
+  find("empty").replaceChildren(message, make("a", { href: "/label" }, "All data sets"));
 });

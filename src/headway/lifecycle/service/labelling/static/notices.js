@@ -1,10 +1,31 @@
 // What the page says about itself: whether all labels are on the server, and what a person has to decide.
 
-import { find, make } from "./dom.js";
+import { find, make, plural } from "./dom.js";
 
-export function notify(message) {
+// It stays when the next grid is shown, until that is sent.
+let isLasting = false;
+
+// name and act: of a button beside the message.
+export function notify(message, name = "", act = null) {
+  isLasting = false;
   find("notice").hidden = !message;
-  find("notice").replaceChildren(message);
+  find("notice").replaceChildren(make("span", {}, message));
+  if (act) find("notice").append(make("button", { type: "button", click: act }, name));
+}
+
+// Says which labels of a grid the server has left out, so that nobody looks for them.
+export function tellLeftOut({ kept = 0, missing = [] }) {
+  const parts = [];
+  if (kept) parts.push(`${plural(kept, "image")} got another label from somebody else: not replaced, and shown again.`);
+  if (missing.length) parts.push(`${plural(missing.length, "image")} left the data set meanwhile.`);
+  if (!parts.length) return;
+  notify(parts.join(" "));
+  isLasting = true;
+}
+
+// Takes back what was said about the grid before.
+export function clearNotice() {
+  if (!isLasting) notify("");
 }
 
 // Of a request that is repeated until there is an answer.

@@ -10,7 +10,7 @@ let report = () => {};
 
 export class Problem extends Error {
   constructor(status, detail, retryAfter) {
-    super(detail);
+    super(detail.charAt(0).toUpperCase() + detail.slice(1));
     this.status = status;
     // Nothing was refused: the same request may be sent again later.
     this.isPassing = status === 0 || status === 429 || status >= 500 || (status === 409 && retryAfter !== null);
@@ -49,7 +49,9 @@ async function send(method, path, { body, headers, cache }) {
     report(false);
     if (reply.ok) return reply;
     if (reply.status === 401) {
-      await askForToken();
+      // While this one was under way, somebody may have typed another token.
+      const isOld = token !== sessionStorage.getItem(TOKEN);
+      if (!isOld) await askForToken(Boolean(token));
       continue;
     }
     let detail = `The server answered ${reply.status}.`;
@@ -62,16 +64,24 @@ async function send(method, path, { body, headers, cache }) {
   }
 }
 
-function askForToken() {
+// Without a token, the next request asks for one.
+export function forgetToken() {
+  sessionStorage.removeItem(TOKEN);
+}
+
+// isWrong: there was one, and the server does not know it.
+function askForToken(isWrong) {
   if (asking) return asking;
   asking = new Promise((resolve) => {
     const dialog = find("token-dialog");
+    find("token-problem").hidden = !isWrong;
     dialog.showModal();
     find("token").value = "";
     dialog.addEventListener(
       "close",
       () => {
-        sessionStorage.setItem(TOKEN, find("token").value.trim());
+        // A header takes no other characters: the request would fail as if the server were away.
+        sessionStorage.setItem(TOKEN, find("token").value.replace(/[^\x21-\x7e]/g, ""));
         find("token").value = "";
         asking = null;
         resolve();
@@ -98,18 +108,22 @@ export async function persist(work) {
   }
 }
 
+function findPath(sha256, side) {
+  return side ? `/thumbs/${sha256}?s=${side}` : `/blobs/${sha256}`;
+}
+
+// The picture, if it is loaded and decoded already.
+export function findPicture(sha256, side) {
+  return pictures.get(findPath(sha256, side))?.image;
+}
+
 // Resolves to an image that is decoded. While it is kept, another one with its `src` shows at once.
 export function loadPicture(sha256, side) {
-  const path = side ? `/thumbs/${sha256}?s=${side}` : `/blobs/${sha256}`;
+  const path = findPath(sha256, side);
   let found = pictures.get(path);
   if (!found) {
-    found = persist(() => send("GET", path, { cache: "default" })).then(async (reply) => {
-      const image = new Image();
-      image.src = URL.createObjectURL(await reply.blob());
-      await image.decode();
-      return image;
-    });
-    found.catch(() => pictures.delete(path));
+    found = { promise: fetchPicture(path), image: null };
+    found.promise.then((image) => (found.image = image), () => pictures.delete(path));
   }
   // The newest is the last one.
   pictures.delete(path);
@@ -117,7 +131,27 @@ export function loadPicture(sha256, side) {
   if (pictures.size > MOST_PICTURES) {
     const [oldest, picture] = pictures.entries().next().value;
     pictures.delete(oldest);
-    picture.then((image) => URL.revokeObjectURL(image.src), () => {});
+    picture.promise.then((image) => URL.revokeObjectURL(image.src), () => {});
   }
-  return found;
+  return found.promise;
+}
+
+async function fetchPicture(path) {
+  const image = new Image();
+  image.draggable = false;
+  image.decoding = "sync";
+  // Without a token the browser can load it, which costs a third of what a script does.
+  if (!sessionStorage.getItem(TOKEN)) {
+    image.src = path;
+    try {
+      await image.decode();
+      return image;
+    } catch (error) {
+      // Why it failed, only a script can see: the server may be away, or want a token.
+    }
+  }
+  const reply = await persist(() => send("GET", path, { cache: "default" }));
+  image.src = URL.createObjectURL(await reply.blob());
+  await image.decode();
+  return image;
 }

@@ -1,4 +1,4 @@
-"""Listening: an address, its socket, and uvicorn's protocol behind `Connections`; what all servers share."""
+"""Listening: an address, its socket, and uvicorn's protocol behind `Connections`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from typing import Any, final
 
 from headway.core.errors import UsageError
 from headway.core.files import describe_os_error
-from headway.export.serve.connection import SWEEP_S, Connections
-from headway.export.serve.settings import ServeSettings
-from headway.export.serve.token import is_loopback
+from headway.http.connection import SWEEP_S, Connections
+from headway.http.limits import ConnectionLimits
 
 BACKLOG = 2048
 DEFAULT_PORT = 8080
@@ -56,6 +55,16 @@ class Address:
         return f"[{self.host}]" if ":" in self.host else self.host
 
 
+def is_loopback(host: str) -> bool:
+    """Returns True if only this machine reaches the address. Names other than localhost never count."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def bind(address: Address) -> socket.socket:
     """Returns a socket that is bound, and does not listen yet. Raises UsageError if the address cannot be used."""
     try:
@@ -81,7 +90,7 @@ def bind(address: Address) -> socket.socket:
     return listener
 
 
-def make_protocol_factory(app: Any, settings: ServeSettings) -> Callable[[dict[str, Any]], Any]:
+def make_protocol_factory(app: Any, limits: ConnectionLimits) -> Callable[[dict[str, Any]], Any]:
     """Returns a function that builds uvicorn's protocol of one connection."""
     import uvicorn
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -99,7 +108,7 @@ def make_protocol_factory(app: Any, settings: ServeSettings) -> Callable[[dict[s
         access_log=False,
         proxy_headers=False,
         # `Connections` closes idle connections earlier.
-        timeout_keep_alive=int(settings.idle_s) + 60,
+        timeout_keep_alive=int(limits.idle_s) + 60,
     )
     config.load()
     state = ServerState()
@@ -144,7 +153,7 @@ async def stop_accepting(
             await asyncio.get_running_loop().connect_accepted_socket(build, client)
 
 
-async def drain(connections: Connections, settings: ServeSettings, hurry: asyncio.Event) -> int:
+async def drain(connections: Connections, limits: ConnectionLimits, hurry: asyncio.Event) -> int:
     """Waits until every request is answered, and clients have had time to send what was on its way.
 
     Every answer closes its connection now. A client that is about to send a request on an idle connection does not know
@@ -156,7 +165,7 @@ async def drain(connections: Connections, settings: ServeSettings, hurry: asynci
     started = time.monotonic()
     while len(connections) and not hurry.is_set():
         spent_s = time.monotonic() - started
-        if spent_s >= settings.drain_s or (spent_s >= settings.linger_s and connections.are_idle()):
+        if spent_s >= limits.drain_s or (spent_s >= limits.linger_s and connections.are_idle()):
             break
         await connections.wait_for_change(0.05)
     return connections.drop_all("stop")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, final
 
-from headway.export.serve.problems import ProblemError
+from headway.http.problems import ProblemError
 
 MAX_PART_HEAD = 4096
 """Most bytes of the headers of one part."""

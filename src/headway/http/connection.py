@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from enum import Enum, auto
 from http import HTTPStatus
 from typing import Any, final
 
-from headway.export.serve.metrics import ServeMetrics
-from headway.export.serve.problems import MEDIA_TYPE, ProblemError
-from headway.export.serve.settings import ServeSettings
+from headway.http.limits import ConnectionLimits
+from headway.http.problems import MEDIA_TYPE, ProblemError
 
 MAX_HEAD_BYTES, MAX_HEADERS = 32 << 10, 128
 """Most bytes of a request's line and headers, and most headers: each takes some 200 bytes of memory, however short."""
@@ -51,13 +51,14 @@ class Connections:
     """All open connections of a server.
 
     Args:
+        dropped: counts connections that are closed early, by reason.
         build_inner: builds uvicorn's protocol; called with the state that a request's scope carries.
     """
 
     def __init__(
-        self, settings: ServeSettings, metrics: ServeMetrics, build_inner: Callable[[dict[str, Any]], InnerProtocol]
+        self, limits: ConnectionLimits, dropped: Counter[str], build_inner: Callable[[dict[str, Any]], InnerProtocol]
     ) -> None:
-        self.settings, self.metrics = settings, metrics
+        self.limits, self.dropped = limits, dropped
         self.build_inner = build_inner
         self._open = set[Connection]()
         self._changed = asyncio.Event()
@@ -71,7 +72,7 @@ class Connections:
 
     def admit(self, connection: Connection) -> None:
         """Adds a connection; over the limit, the one that has been idle longest is closed."""
-        if len(self._open) >= self.settings.connections:
+        if len(self._open) >= self.limits.connections:
             # A server that all clients keep busy closes the new one instead.
             idle = [one for one in self._open if one.phase in (Phase.IDLE, Phase.HEAD)]
             min(idle, key=lambda one: one.since_s, default=connection).drop("limit")
@@ -259,27 +260,27 @@ class Connection(asyncio.Protocol):
 
     def check_time(self, now: float) -> None:
         """Closes the connection if its phase has taken too long."""
-        settings, spent_s = self._table.settings, now - self.since_s
+        limits, spent_s = self._table.limits, now - self.since_s
         if self.phase is Phase.IDLE:
-            if spent_s > settings.idle_s:
+            if spent_s > limits.idle_s:
                 self.drop("idle")
         elif self.phase is Phase.SEND:
             if spent_s > SEND_S:
                 self.drop("slow reader")
-        elif self.phase is not Phase.ANSWER and self._paused_s is None and spent_s > settings.read_s:
-            self.refuse(408, f"the request was not complete within {settings.read_s:g} s", "slow sender")
+        elif self.phase is not Phase.ANSWER and self._paused_s is None and spent_s > limits.read_s:
+            self.refuse(408, f"the request was not complete within {limits.read_s:g} s", "slow sender")
 
     def drop(self, reason: str) -> None:
         """Closes the connection at once, without an answer."""
         if not self._transport.is_closing():
-            self._table.metrics.dropped[reason] += 1
+            self._table.dropped[reason] += 1
             self._transport.abort()
 
     def refuse(self, status: int, what: str, reason: str) -> None:
         """Answers without the application, which has not seen the request, or waits for the rest of it; then closes."""
         if self._transport.is_closing():
             return
-        self._table.metrics.dropped[reason] += 1
+        self._table.dropped[reason] += 1
         fix = {408: "Send it again, faster.", 431: "Send fewer and shorter ones."}[status]
         more = {"detail": f"{what[0].upper()}{what[1:]}. {fix}"}
         body = ProblemError(status, what, fix, more=more).to_json()

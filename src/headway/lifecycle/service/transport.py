@@ -1,0 +1,167 @@
+"""Transport: HTTP to a data service, with requests that are sent again until they are answered."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import http.client
+import os
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+from urllib.parse import urlsplit
+
+from headway.core.errors import HeadwayError, UsageError
+from headway.core.files import describe_os_error
+from headway.core.untrusted_json import JsonError, parse_object
+
+MAX_ANSWER_BYTES = 256 << 20
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+TOKEN_VARIABLE = "HEADWAY_TOKEN"
+"""Environment variable with the token of a client that is given none."""
+_TOKEN_FIX = f"Set {TOKEN_VARIABLE} to a token that headway data-token has printed."
+
+
+@final
+class ServiceError(HeadwayError):
+    """The service has refused a request.
+
+    Attributes:
+        status: of HTTP.
+        problem: the answer (RFC 9457).
+        headers: of the answer, names in lower case.
+    """
+
+    def __init__(self, status: int, problem: Mapping[str, Any], headers: Mapping[str, str], where: str) -> None:
+        self.status, self.problem, self.headers = status, problem, headers
+        what = str(problem.get("what") or problem.get("detail") or f"the service answered {status}")
+        errors = problem.get("errors") or ()
+        listed = "; ".join(f"{one.get('pointer')}: {one.get('detail')}" for one in errors[:5] if isinstance(one, dict))
+        # A person has no headers to send.
+        fix = _TOKEN_FIX if status == 401 else str(problem.get("fix") or "")
+        super().__init__(f"{what} ({listed})" if listed else what, where=where, fix=fix)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer.
+
+    Attributes:
+        headers: names in lower case.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> dict[str, Any]:
+        """Returns the body. Raises HeadwayError if it is no JSON object."""
+        try:
+            return parse_object(self.body) if self.body else {}
+        except JsonError as error:
+            raise HeadwayError(f"the service has answered what is no JSON: {error}") from error
+
+
+@final
+class Transport:
+    """Sends requests to one server.
+
+    Args:
+        url, token, timeout_s, patience_s: as `Client`.
+
+    Attributes:
+        url: of the server.
+        patience_s: seconds for which a server that cannot be reached is tried again.
+
+    Raises:
+        UsageError: the URL is none of HTTP, or the token cannot be sent.
+    """
+
+    def __init__(self, url: str, token: str | None, timeout_s: float, patience_s: float) -> None:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        # Such as a port that is no number.
+        except ValueError:
+            host = port = None
+        if not host or parts.scheme not in ("http", "https"):
+            raise UsageError(f"{url!r} is no address of a server", fix="Write for example http://127.0.0.1:8080.")
+        self._host, self._port, self._is_safe = host, port, parts.scheme == "https"
+        self._base, self.url = parts.path.rstrip("/"), url
+        self._token = os.environ.get(TOKEN_VARIABLE, "").strip() if token is None else token
+        if self._token and not (self._token.isascii() and self._token.isprintable()):
+            fix = f"Set {TOKEN_VARIABLE} to the one line that headway data-token has printed."
+            raise UsageError("the token is not one line of ASCII characters", fix=fix)
+        self._timeout_s, self.patience_s = timeout_s, patience_s
+
+    def ask(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Reply:
+        """Sends a request until it is answered. Each is safe to send twice, by its method or by its key."""
+        pause_s, until_s = FIRST_PAUSE_S, time.monotonic() + self.patience_s
+        while True:
+            last: Exception
+            try:
+                return self.check(self.send(method, path, body, headers or {}), path)
+            except ServiceError as error:
+                is_running = error.status == 409 and "retry-after" in error.headers
+                if not is_running and error.status not in (429, 503):
+                    raise
+                if is_running:
+                    # However long a commit takes.
+                    until_s = time.monotonic() + self.patience_s
+                last = error
+            except (OSError, http.client.HTTPException) as error:
+                last = error
+            if time.monotonic() + pause_s > until_s:
+                raise self.explain(last)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def send(self, method: str, path: str, body: bytes | Iterator[bytes] | None, headers: Mapping[str, str]) -> Reply:
+        """Sends a request once, and returns the answer, whatever its status. Raises OSError or HTTPException."""
+        kind = http.client.HTTPSConnection if self._is_safe else http.client.HTTPConnection
+        with contextlib.closing(kind(self._host, self._port, timeout=self._timeout_s)) as connection:
+            sent = dict(headers)
+            if self._token:
+                sent["Authorization"] = f"Bearer {self._token}"
+            try:
+                connection.request(method, self._base + path, body, sent)
+            except (BrokenPipeError, ConnectionResetError):
+                # The server may have refused the request before its body was complete: its answer waits here.
+                if not isinstance(body, Iterator):
+                    raise
+            answer = connection.getresponse()
+            data = answer.read(MAX_ANSWER_BYTES + 1)
+            if len(data) > MAX_ANSWER_BYTES:
+                raise HeadwayError(f"the answer has more than {MAX_ANSWER_BYTES:,} bytes", where=self.url + path)
+            return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, data)
+
+    def check(self, reply: Reply, path: str) -> Reply:
+        """Returns an answer unless it is a refusal, which raises ServiceError, or was damaged on its way."""
+        if reply.status < 400:
+            # A client that asks for no other digest gets this one. An answer to HEAD has it too, without a body.
+            wanted = reply.headers.get("repr-digest")
+            is_checked = wanted is not None and reply.status == 200 and bool(reply.body)
+            if is_checked and wanted != format_digest(hashlib.sha256(reply.body).digest()):
+                raise http.client.HTTPException("the answer was damaged on its way")
+            return reply
+        problem: Mapping[str, Any] = {}
+        with contextlib.suppress(JsonError):
+            problem = parse_object(reply.body)
+        raise ServiceError(reply.status, problem, reply.headers, self.url + path)
+
+    def explain(self, error: Exception) -> HeadwayError:
+        """Returns the error for a server that could not be reached."""
+        if isinstance(error, HeadwayError):
+            return error
+        reason = describe_os_error(error) if not isinstance(error, ssl.SSLError) else str(error)
+        fix = "Check the address, and whether headway serve-data runs there."
+        return HeadwayError(f"the server cannot be reached ({reason or type(error).__name__})", where=self.url, fix=fix)
+
+
+def format_digest(value: bytes) -> str:
+    """Returns a SHA-256 as the headers of digests have it (RFC 9530)."""
+    return f"sha-256=:{base64.b64encode(value).decode('ascii')}:"
