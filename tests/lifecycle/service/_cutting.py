@@ -55,7 +55,8 @@ class Proxy:
         back.start()
         count = 0
         with contextlib.suppress(ConnectionError):
-            while data := client.recv(65536):
+            # No more than up to the cut: how much comes at once depends on how busy the machine is.
+            while data := client.recv(max(1, self._cuts[0] - count) if self._cuts else 65536):
                 yield len(data)
                 count += len(data)
                 # Only bodies are cut: a short request has no place for it.

@@ -123,8 +123,8 @@ def test_fifty_cut_connections_give_the_same_version(tmp_path: Path) -> None:
             answer = client.upload("cars", body)
         assert answer["added"] == 60
         assert proxy.cuts_left == 0
-        # What the kernel had taken and the server had not yet is sent a second time, and nothing else.
-        assert proxy.passed_bytes <= 2 * len(data)
+        # What was on its way at a cut is sent a second time, and nothing else; the rest are heads of requests.
+        assert proxy.passed_bytes <= sum(cuts) + len(data) + 50_000
         assert served.ask("GET", "/datasets/cars").json()["samples"] == 60
 
 
