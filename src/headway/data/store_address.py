@@ -49,7 +49,7 @@ def is_store_address(uri: str | os.PathLike[str]) -> bool:
 
 def is_service_url(text: str | os.PathLike[str]) -> bool:
     """Returns True for the address of a data service, such as `http://127.0.0.1:8080`."""
-    return os.fspath(text).startswith(("http://", "https://"))
+    return os.fspath(text).lower().startswith(("http://", "https://"))
 
 
 def is_name(text: object) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import re
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -156,15 +160,85 @@ def test_a_body_of_json_can_be_uploaded(client: Client, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_done_is_said(client: Client, tmp_path: Path) -> None:
-    for url in ("127.0.0.1:8080", "ftp://x", "http://"):
+    for url in ("127.0.0.1:8080", "ftp://x", "http://", "http://.x", "http://two words:80", f"http://{'a' * 64}"):
         with pytest.raises(UsageError, match="no address"):
             Client(url)
+    for url in ("http://anna:hunter2@127.0.0.1:x", "http://127.0.0.1:80?token=hunter2", "http://127.0.0.1#hunter2"):
+        with pytest.raises(UsageError, match="is sent") as wrong:
+            Client(url)
+        assert "hunter2" not in str(wrong.value)
     with pytest.raises(UsageError, match="No such file"):
         client.upload("walk", tmp_path / "none.tar")
     with pytest.raises(UsageError, match="No such file"):
         client.add("walk", {"a.jpg": tmp_path / "none.jpg"})
+    (tmp_path / "a.jpg").write_bytes(draw(90))
+    for name in ('a.jpg"\r\nContent-Type: text/html', "\udcff.jpg"):
+        with pytest.raises(UsageError, match="cannot be the name"):
+            client.change("walk", [], {name: tmp_path / "a.jpg"})
     with pytest.raises(ServiceError) as refused:
         client.describe("no-such-set")
     assert refused.value.status == 404
     with pytest.raises(HeadwayError, match=r"cannot be reached .* Check the address"):
         Client(f"http://127.0.0.1:{free_port()}", patience_s=0.2).list_datasets()
+
+
+@contextlib.contextmanager
+def answering(status: int, **headers: str) -> Iterator[tuple[str, list[str]]]:
+    """A server that answers everything so, without a body; yields its address and the methods that were asked."""
+    asked = list[str]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_one_request(self) -> None:
+            self.raw_requestline = self.rfile.readline()
+            if self.raw_requestline and self.parse_request():
+                asked.append(self.command)
+                self.rfile.read(int(self.headers.get("Content-Length", "0")))
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            self.close_connection = True
+
+        def log_message(self, format: str, *values: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_server_that_sends_elsewhere_gets_nothing_done_and_nobody_the_token(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(draw(91))
+    with answering(200) as (elsewhere, reached):
+        for status in (301, 307, 201):
+            with answering(status, Location=f"{elsewhere}/uploads/1") as (url, asked):
+                client = Client(url, "the-secret-token", patience_s=0.2)
+                for ask in (
+                    client.list_datasets,
+                    lambda client=client: client.change("cars", [{"op": "remove", "name": "a.jpg"}]),
+                    lambda client=client: client.change("cars", [], {"a.jpg": tmp_path / "a.jpg"}),
+                ):
+                    with pytest.raises(HeadwayError) as refused:
+                        ask()
+                    assert "the-secret-token" not in str(refused.value)
+                # Neither a second time, nor a part of an upload.
+                assert asked == ["GET", "POST", "POST"]
+        assert reached == []
+
+
+def test_a_token_without_encryption_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "headway")
+    for url in ("https://data.example", "http://127.0.0.1:80", "http://[::1]", "http://localhost"):
+        Client(url, "the-secret-token")
+    Client("http://data.example")
+    assert not caplog.records
+    Client("http://data.example:8080", "the-secret-token")
+    (record,) = caplog.records
+    assert "goes to data.example without encryption" in record.getMessage()
+    assert "the-secret-token" not in record.getMessage()

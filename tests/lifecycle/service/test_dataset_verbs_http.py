@@ -128,6 +128,7 @@ def test_an_address_may_name_the_service(served: Served) -> None:
     headway("dataset", "create", "named", "--store", url)
     assert "store:named@v0" in headway("dataset", "show", f"store:{url}//named@v0").out
     assert ServedStore(url).resolve(f"store:{url}//named").number == 0
+    assert headway("dataset", "log", "named", "--store", url.replace("http", "HTTP")).out.startswith("v0 ")
 
 
 def test_the_token_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

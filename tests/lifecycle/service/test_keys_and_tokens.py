@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,24 @@ def test_a_request_of_a_killed_server_may_come_again(tmp_path: Path) -> None:
         second.begin(*WHERE, "f")
     first.close()
     second.close()
+
+
+def test_an_end_that_cannot_be_written_does_not_block_its_key(keys: Keys) -> None:
+    """As on a full disk: the request has ended, and whoever sends it again must not wait for it for ever."""
+    for is_done in (True, False):
+        assert keys.begin(*WHERE, "f") == KeyState()
+        keys._database.execute("pragma query_only = on")
+        if is_done:
+            with pytest.raises(sqlite3.OperationalError):
+                keys.finish(*WHERE, FIRST)
+        else:
+            keys.forget(*WHERE)
+        keys._database.execute("pragma query_only = off")
+    assert keys.begin(*WHERE, "f") == KeyState()
+    with pytest.raises(ProblemError):
+        keys.begin(*WHERE, "f")
+    keys.finish(*WHERE, FIRST)
+    assert keys.begin(*WHERE, "f") == KeyState(FIRST)
 
 
 def test_old_keys_are_dropped(tmp_path: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import select
+import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,8 +27,10 @@ from tests.lifecycle.service._labelling import (
     send,
     set_labels,
 )
-from tests.lifecycle.service._service import Served, check_problem, key, serving_data
+from tests.lifecycle.service._service import WAIT_S, Served, check_problem, create, key, serving_data
 
+from headway.lifecycle.service.exchange import HELD_LISTS
+from headway.lifecycle.service.settings import ServiceSettings
 from headway.lifecycle.store.store import Store
 
 GRIDS = tuple(hashlib.sha256(bytes([number])).hexdigest()[:32] for number in range(9))
@@ -186,3 +192,22 @@ def test_tokens_say_who_labels_and_who_may_queue(tmp_path: Any) -> None:
         assert served.ask("GET", "/label/cars", headers={"Authorization": ""}).status == 200
         reply = served.ask("GET", "/datasets/cars/loop", headers={"Authorization": ""})
         check_problem(reply, 401, "no-token")
+
+
+def test_bodies_of_one_token_take_so_much_memory_and_no_more(served: Served, name: str) -> None:
+    create(served, name)
+    length, path = ServiceSettings().json_bytes, f"/datasets/{name}/mine"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {length}\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(served.address, timeout=WAIT_S)) for _ in range(HELD_LISTS + 1)
+        ]
+        for client in clients:
+            client.sendall(head + bytes(length - 1))
+        # Without the share of one of them, the others fit.
+        (refused,), _, _ = select.select(clients, [], [], WAIT_S)
+        assert refused.recv(12) == b"HTTP/1.1 429"
+    until = time.monotonic() + WAIT_S
+    while (reply := served.ask("POST", path, bytes(length), JSON)).status == 429 and time.monotonic() < until:
+        time.sleep(0.02)
+    check_problem(reply, 400, "malformed")

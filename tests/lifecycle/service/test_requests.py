@@ -156,6 +156,21 @@ def test_a_job_changes_only_the_version_that_it_is_based_on(
     assert again.jobs.find(answer.body["job"], None).problem == job.problem
 
 
+def test_a_disk_that_is_full_after_the_commit_makes_no_failure_of_it(
+    serve: Callable[..., Server], store: Store
+) -> None:
+    server = serve()
+    database = server.keys._database
+    # Room for a key, and none for an answer of several pages.
+    (pages,) = database.execute("pragma page_count").fetchone()
+    database.execute(f"pragma max_page_count = {pages}")
+    body = build_tar({"a.jpg": draw(1), **{f"{number}.svg": b"no image" for number in range(200)}})
+    answers = [server.ask(body) for _ in range(2)]
+    assert [one.status for one in answers] == [201, 201]
+    assert answers[0].body["version"] == answers[1].body["version"] == store.resolve("cars").version
+    assert [one.number for one in store.log("cars")] == [1, 0]
+
+
 def test_a_request_does_not_wait_for_a_job_that_packs(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,6 +200,8 @@ class Service:
             await self._api(scope, exchange.receive, exchange.send)
         except Exception:
             LOG.exception("A request failed.")
+        finally:
+            self._state.release(request)
         connection.end_request()
         try:
             self._audit(request, exchange)

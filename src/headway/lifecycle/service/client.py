@@ -372,7 +372,12 @@ class Client:
             **_quote_key(key),
             **_match(if_match),
         }
-        place = self._transport.ask("POST", _add_message(_name(name), message), b"", headers).headers["location"]
+        begun = self._transport.ask("POST", _add_message(_name(name), message), b"", headers)
+        place = begun.headers.get("location", "")
+        # Only there: the bytes and the token are for this server.
+        if begun.status != 201 or not place.startswith("/uploads/"):
+            what = f"the server has not begun an upload: it answers {begun.status}, with the address {place!r:.300}"
+            raise HeadwayError(what, where=self._transport.url, fix="Check that headway serve-data runs there.")
         reply = self._send_rest(place, file, length, progress)
         if reply.status == 202:
             return self.wait(reply.json()["job"])

@@ -7,7 +7,7 @@ import functools
 import json
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -33,6 +33,8 @@ from headway.lifecycle.service.tokens import LOCAL, Principal, Tokens
 from headway.lifecycle.service.upload import ClientLeftError
 from headway.lifecycle.service.uploads import Uploads
 
+HELD_LISTS = 4
+"""Longest lists of changes that one token may have in memory at once, over all of its requests."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _MINUTE_S = 60.0
 _WATCHED_ADDRESSES = 10_000
@@ -76,6 +78,8 @@ class State:
     commits: ThreadPoolExecutor
     is_open: bool
     thumb_pixels: PixelBudget = field(init=False)
+    # Bytes of bodies in memory, by principal.
+    _held: Counter[str] = field(default_factory=Counter)
     # When requests with a wrong token came, by address.
     _refusals: dict[str, deque[float]] = field(default_factory=dict)
 
@@ -101,6 +105,23 @@ class State:
         request.state.principal = principal.name
         principal.expect(*scopes)
         return principal
+
+    def hold(self, request: Request, count: int) -> None:
+        """Counts bytes of a body that stay in memory until its request is answered.
+
+        Raises ProblemError (429) if they are too many for one token. Others have a share of their own.
+        """
+        by, most = request.state.principal, HELD_LISTS * self.settings.json_bytes
+        if self._held[by] + count > most:
+            what = f"the requests of this token hold {most:,} bytes of memory, and more are not accepted"
+            raise refuse("too-many", what, "Send fewer at the same time.", headers=[(b"retry-after", b"1")])
+        self._held[by] += count
+        request.state.held_bytes = getattr(request.state, "held_bytes", 0) + count
+
+    def release(self, request: Request) -> None:
+        """Takes back what `hold` has counted for a request."""
+        if (count := getattr(request.state, "held_bytes", 0)) > 0:
+            self._held[request.state.principal] -= count
 
     def _find_principal(self, request: Request) -> Principal:
         if self.is_open and not self.tokens.were_made:

@@ -22,7 +22,7 @@ def write_form(
         files: path by name of the sample.
 
     Raises:
-        UsageError: a file cannot be read.
+        UsageError: a file cannot be read, or a name cannot be written.
     """
     # 128 random bits, which no image holds.
     boundary = secrets.token_hex(16)
@@ -30,6 +30,10 @@ def write_form(
         head = 'Content-Disposition: form-data; name="changes"\r\nContent-Type: application/json\r\n\r\n'
         file.write(f"--{boundary}\r\n{head}{json.dumps(list(changes))}\r\n".encode())
     for sample, path in files.items():
+        # A line end would begin another header, and half of a surrogate pair is no UTF-8.
+        if not sample.isprintable():
+            what = f"{sample!r:.120} cannot be the name of a sample"
+            raise UsageError(what, where=os.fspath(path), fix="Give it a name without control characters.")
         quoted = sample.replace("\\", "\\\\").replace('"', '\\"')
         head = f'Content-Disposition: form-data; name="image"; filename="{quoted}"\r\n\r\n'
         file.write(f"--{boundary}\r\n{head}".encode())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import sqlite3
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -17,6 +18,8 @@ from headway.core.mounts import is_on_network
 from headway.lifecycle.service.answer import Answer
 from headway.lifecycle.service.problems import refuse
 from headway.lifecycle.service.structured_fields import parse_string
+
+LOG = logging.getLogger("headway.lifecycle")
 
 MAX_KEY = 255
 """Most characters of a key."""
@@ -64,6 +67,8 @@ class Keys:
         self._path, self._age_s = path, age_s
         # Rows of another server: it was killed, and its requests run no more.
         self._server = secrets.token_hex(8)
+        # Requests that have ended, which could not be written down: see `_end`.
+        self._ended = set[tuple[str, str, str]]()
         # One writer at a time, so that nobody meets "database is locked".
         self._lock = threading.Lock()
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
@@ -102,30 +107,34 @@ class Keys:
                         "insert or replace into keys values (?, ?, ?, ?, ?, null, ?)",
                         (*where, fingerprint, self._server, now),
                     )
+                    self._ended.discard(where)
                     return KeyState()
                 first, server, answer, _ = row
                 if first != fingerprint:
                     raise refuse("key-reused", "the Idempotency-Key was used with another body", "Use a new one.")
                 if answer is not None:
                     return KeyState(Answer.from_json(answer))
-                if server == self._server:
+                if server == self._server and where not in self._ended:
                     what = "the first request with this Idempotency-Key still runs"
                     raise refuse("key-in-use", what, "Try again later.", headers=[(b"retry-after", b"1")])
                 cursor.execute(
                     "update keys set server = ? where principal = ? and target = ? and key = ?", (self._server, *where)
                 )
-                # A server was killed while it ran the request. The store knows whether it is done.
+                # A server was killed while it ran the request, or could not write down that it has ended. The store
+                # knows whether it is done.
+                self._ended.discard(where)
                 return KeyState()
             finally:
                 cursor.execute("commit")
 
     def finish(self, principal: str, target: str, key: str, answer: Answer) -> None:
-        """Keeps the answer. The store keeps it too, with the version, so this need not wait for the disk."""
-        with self._lock:
-            self._database.execute(
-                "update keys set answer = ? where principal = ? and target = ? and key = ?",
-                (answer.to_json(), principal, target, key),
-            )
+        """Keeps the answer. The store keeps it too, with the version, so this need not wait for the disk.
+
+        Raises sqlite3.OperationalError if it cannot be written, for example since the disk is full. The request counts
+        as ended all the same: sent again, it runs again, and finds in the store what it has done.
+        """
+        statement = "update keys set answer = ? where principal = ? and target = ? and key = ?"
+        self._end(statement, answer.to_json(), where=(principal, target, key))
 
     def sweep(self) -> None:
         """Drops keys that are too old."""
@@ -134,10 +143,18 @@ class Keys:
 
     def forget(self, principal: str, target: str, key: str) -> None:
         """Drops a key whose request was refused: it has changed nothing, and may be mended and sent again."""
+        # Why the request was refused matters more.
+        with suppress(sqlite3.OperationalError):
+            self._end("delete from keys where principal = ? and target = ? and key = ?", where=(principal, target, key))
+
+    def _end(self, statement: str, *values: str, where: tuple[str, str, str]) -> None:
         with self._lock:
-            self._database.execute(
-                "delete from keys where principal = ? and target = ? and key = ?", (principal, target, key)
-            )
+            try:
+                self._database.execute(statement, (*values, *where))
+            except sqlite3.OperationalError as error:
+                LOG.warning(f"The end of a request could not be written into {self._path}: {error}.")
+                self._ended.add(where)
+                raise
 
 
 @final

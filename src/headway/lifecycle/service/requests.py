@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import shutil
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -156,7 +157,9 @@ class Requests:
             except Exception:
                 key.forget()
                 raise
-        key.finish(answer)
+        # The version is there, so a full disk must not make a failure of it.
+        with suppress(sqlite3.OperationalError):
+            key.finish(answer)
         if isinstance(upload, Upload):
             upload.finish(answer)
         return answer

@@ -13,10 +13,11 @@ from headway.data.store_address import PREFIX, STORE_VARIABLE, StoreAddress, is_
 from headway.lifecycle.service.client import ANY_VERSION, Client
 from headway.lifecycle.store.additions import list_file_changes
 from headway.lifecycle.store.any_store import AnyStore, ChangeOptions, NewFacts
-from headway.lifecycle.store.records import Change, Difference, Sample, Version
+from headway.lifecycle.store.records import KINDS, Change, Difference, Sample, Version
 from headway.lifecycle.store.store import Store
 from headway.lifecycle.store.summary import Summary
 
+_OUTCOME = ("version", "number", "is_new", *KINDS, "duplicates", "near_copies", "rejected")
 PATIENCE_S = 10.0
 """Seconds for which a service that cannot be reached is tried again: a person waits."""
 
@@ -113,15 +114,17 @@ class ServedStore:
         by = options.get("by")
         if not any(change.label is not None for change in changes):
             _expect_nobody(by)
-        answer = self._client.change(
-            name,
-            [_describe_change(change, by or "") for change in changes],
-            {change.name: change.file for change in changes if change.file is not None},
-            if_match=options.get("expected") or ANY_VERSION,
-            message=options.get("message", ""),
-            progress=options.get("progress"),
-        )
-        return Answered(answer)
+        with _explain_answer(self._url):
+            answer = self._client.change(
+                name,
+                [_describe_change(change, by or "") for change in changes],
+                {change.name: change.file for change in changes if change.file is not None},
+                if_match=options.get("expected") or ANY_VERSION,
+                message=options.get("message", ""),
+                progress=options.get("progress"),
+            )
+            # Whoever reads the answer counts on these.
+            return Answered(answer | {key: answer[key] for key in _OUTCOME})
 
     def resolve(self, address: str) -> Version:
         """Returns the version of an address such as `cars@v3`."""

@@ -6,17 +6,21 @@ import base64
 import contextlib
 import hashlib
 import http.client
+import logging
 import os
 import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import describe_os_error
 from headway.core.untrusted_json import JsonError, parse_object
+from headway.http.listening import is_loopback
+
+LOG = logging.getLogger("headway.lifecycle")
 
 MAX_ANSWER_BYTES = 256 << 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
@@ -61,7 +65,7 @@ class Reply:
     def json(self) -> dict[str, Any]:
         """Returns the body. Raises HeadwayError if it is no JSON object."""
         try:
-            return parse_object(self.body) if self.body else {}
+            return parse_object(self.body)
         except JsonError as error:
             raise HeadwayError(f"the service has answered what is no JSON: {error}") from error
 
@@ -82,20 +86,29 @@ class Transport:
     """
 
     def __init__(self, url: str, token: str | None, timeout_s: float, patience_s: float) -> None:
+        # Not quoted in the message: it may be a password.
+        if found := sorted({"@", "?", "#"} & set(url)):
+            what = f"the address of the server holds {' and '.join(found)}: no user name, password or query is sent"
+            fix = f"Write for example http://127.0.0.1:8080, and set {TOKEN_VARIABLE} to the token."
+            raise UsageError(what, fix=fix)
         try:
             parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-        # Such as a port that is no number.
+            host, port = parts.hostname or "", parts.port
+            # As the socket does it later.
+            is_host = bool(host.encode("idna")) and not any(letter.isspace() for letter in host)
+        # Such as a port that is no number, or a host with two dots in a row.
         except ValueError:
-            host = port = None
-        if not host or parts.scheme not in ("http", "https"):
+            is_host = False
+        if not is_host or parts.scheme not in ("http", "https"):
             raise UsageError(f"{url!r} is no address of a server", fix="Write for example http://127.0.0.1:8080.")
         self._host, self._port, self._is_safe = host, port, parts.scheme == "https"
-        self._base, self.url = parts.path.rstrip("/"), url
+        self._base, self.url = quote(parts.path.rstrip("/"), safe="/%:"), url
         self._token = os.environ.get(TOKEN_VARIABLE, "").strip() if token is None else token
         if self._token and not (self._token.isascii() and self._token.isprintable()):
             fix = f"Set {TOKEN_VARIABLE} to the one line that headway data-token has printed."
             raise UsageError("the token is not one line of ASCII characters", fix=fix)
+        if self._token and not self._is_safe and not is_loopback(host):
+            LOG.warning(f"The token goes to {host} without encryption: use https, through a proxy that speaks TLS.")
         self._timeout_s, self.patience_s = timeout_s, patience_s
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Reply:
@@ -140,8 +153,15 @@ class Transport:
             return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, data)
 
     def check(self, reply: Reply, path: str) -> Reply:
-        """Returns an answer unless it is a refusal, which raises ServiceError, or was damaged on its way."""
-        if reply.status < 400:
+        """Returns an answer unless it is a refusal, which raises ServiceError, or was damaged on its way.
+
+        Raises HeadwayError for a redirect: the request was not carried out, and a token is for one server.
+        """
+        if 300 <= reply.status < 400:
+            what = f"the server answers {reply.status}, with the address {reply.headers.get('location', '')!r:.300}"
+            fix = "Name the server by its own address. A redirect is not followed: it would get the token."
+            raise HeadwayError(what, where=self.url + path, fix=fix)
+        if reply.status < 300:
             # A client that asks for no other digest gets this one. An answer to HEAD has it too, without a body.
             wanted = reply.headers.get("repr-digest")
             is_checked = wanted is not None and reply.status == 200 and bool(reply.body)

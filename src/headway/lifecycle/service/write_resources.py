@@ -100,7 +100,7 @@ async def _run_list(request: Request, state: State, principal: Principal, plan: 
     """Returns the answer to a short list of changes."""
     headers = request.headers
     expected = read_digest("Content-Digest", headers.get("content-digest"))
-    data = b"".join([chunk async for chunk in read_chunks(request)])
+    data = await read_small_body(request, MEMORY_BYTES)
     if expected is not None:
         expected.check_bytes(data)
     body = MemoryBody(plan, data)
@@ -135,10 +135,11 @@ async def delete_job(request: Request, job: JobName) -> Response:
 
 
 async def read_small_body(request: Request, most: int = SMALL_BODY_BYTES) -> bytes:
-    """Returns a body of JSON, which may be empty. Raises ProblemError (400, 413, 415)."""
-    data = bytearray()
+    """Returns a body of JSON, which may be empty, to who is authorised. Raises ProblemError (400, 413, 415, 429)."""
+    state, data = find_state(request), bytearray()
     try:
         async for chunk in read_chunks(request):
+            state.hold(request, len(chunk))
             data += chunk
             if len(data) > most:
                 raise refuse("too-large", f"the body has more than {most:,} bytes", "Send less.")

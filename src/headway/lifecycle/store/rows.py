@@ -80,13 +80,14 @@ class Names:
         wanted = np.frombuffer(prefix.encode(), np.uint8)
         rows = np.flatnonzero(np.diff(self.offset) >= len(wanted))
         begin = self.offset[rows].astype(np.int64)
-        # Without a wildcard in it, the beginning is compared for all texts at once: a folder takes 10 ms for a million.
+        # Without a wildcard in it, the beginning is compared for all texts at once: a folder takes 50 ms for a million.
         for place in reversed(range(len(wanted))):
             is_equal = self.text[begin + place] == wanted[place]
             rows, begin = rows[is_equal], begin[is_equal]
         if pattern != f"{prefix}*":
-            fits = re.compile(translate(pattern)).match
-            rows = rows[np.array([fits(self[row]) is not None for row in rows.tolist()], np.bool_)]
+            fits, text = re.compile(translate(pattern)).match, self.text.tobytes()
+            places = zip(self.offset[rows].tolist(), self.offset[rows + 1].tolist(), strict=True)
+            rows = rows[np.array([fits(text[begin:end].decode()) is not None for begin, end in places], np.bool_)]
         mask = np.zeros(len(self), np.bool_)
         mask[rows] = True
         return mask

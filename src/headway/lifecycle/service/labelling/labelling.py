@@ -12,6 +12,7 @@ from typing import Any, final
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
 from headway.core.text_format import pluralise
@@ -42,6 +43,8 @@ KEY_AGE_S = 7 * 86400.0
 """Seconds for which a request that a killed server has carried out is found: as long as the store remembers it."""
 MOST_SLICES = 200
 """Most slices that are listed: those with the most samples."""
+KEPT_SLICES = 8
+"""Slices of each version that stay in memory: one byte a sample."""
 _MOST_ERRORS = 20
 
 
@@ -62,8 +65,10 @@ class Labelling:
     def __init__(self, folder: Path, datasets: Datasets, runs: Sequence[Path] = ()) -> None:
         self.folder, self.datasets, self.runs = folder, datasets, tuple(runs)
         self.database = LabelDatabase(folder / FILE)
-        # Queues never change. Marks do, by this process alone: a store has one server.
+        # A new label leaves the names of a version as they are.
         self._folders = WeakKeyDictionary[Names, dict[str, int]]()
+        self._slices = WeakKeyDictionary[Names, dict[str, NDArray[np.bool_]]]()
+        # Queues never change. Marks do, by this process alone: a store has one server.
         self._orders = dict[str, Order]()
         self._marks = dict[tuple[str, str], dict[bytes, list[Mark]]]()
 
@@ -133,13 +138,22 @@ class Labelling:
     def list_slices(self, dataset: str) -> dict[str, Any]:
         """Returns the folders of the samples' names as patterns, each with its samples. Raises ProblemError (404)."""
         version, rows = self.datasets.read_rows(dataset)
-        # A new label leaves the names as they are.
         folders = self._folders.get(rows.names)
         if folders is None:
             folders = self._folders[rows.names] = rows.names.count_folders()
         largest = heapq.nlargest(MOST_SLICES, folders, key=lambda folder: folders[folder])
         slices = [{"slice": f"{glob.escape(folder)}/*", "samples": folders[folder]} for folder in sorted(largest)]
         return {"version": version.version, "slices": slices, "folders": len(folders)}
+
+    def _find_slice(self, names: Names, pattern: str) -> NDArray[np.bool_]:
+        """Returns True for the samples of a slice, bool [n]; the last slices are kept, since each grid asks for one."""
+        known = self._slices.setdefault(names, {})
+        found = known.get(pattern)
+        if found is None:
+            for oldest in list(known)[: max(0, len(known) + 1 - KEPT_SLICES)]:
+                known.pop(oldest, None)
+            found = known[pattern] = names.match(pattern)
+        return found
 
     def lease_grid(self, dataset: str, grid: str, wish: Wish, by: str, principal: Principal) -> dict[str, Any]:
         """Returns the samples of a grid, which belong to one person for a while; the same grid again is renewed.
@@ -150,11 +164,13 @@ class Labelling:
         author = choose_author(by, principal)
         version, rows = self.datasets.read_rows(dataset)
         order = Order(rows.keys) if wish.queue == EVERYTHING else self.read_order(dataset, wish.queue)
+        # Before the lock: it may take a second for a million samples.
+        in_slice = self._find_slice(rows.names, wish.slice) if wish.slice else None
         # Two people must not choose the same samples.
         with self.database.lock():
             marks = self.read_marks(dataset, wish.queue)
             leased = self.database.list_leased(dataset)
-            places, found = select_samples(order, rows, wish, author, marks, leased)
+            places, found = select_samples(order, rows, wish, author, marks, leased, in_slice)
             samples = self.database.read_grid(dataset, grid)
             left = len(places)
             if not samples:

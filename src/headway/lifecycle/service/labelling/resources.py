@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import json
 import secrets
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import Path, Request, Response
@@ -137,7 +139,9 @@ async def post_labels(request: Request, dataset: DatasetName) -> Response:
         except Exception:
             state.keys.forget(*where)
             raise
-        state.keys.finish(*where, answer)
+        # The labels are there, so a full disk must not make a failure of it.
+        with suppress(sqlite3.OperationalError):
+            state.keys.finish(*where, answer)
         return answer
 
     # Not in a thread of asyncio's own, of which there are few, and which all reads need.

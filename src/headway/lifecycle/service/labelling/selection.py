@@ -74,7 +74,13 @@ def needs_second(key: bytes, marks: Sequence[Mark], by: str) -> bool:
 
 
 def select_samples(
-    order: Order, rows: Rows, wish: Wish, by: str, marks: Mapping[bytes, Sequence[Mark]], leased: Sequence[bytes]
+    order: Order,
+    rows: Rows,
+    wish: Wish,
+    by: str,
+    marks: Mapping[bytes, Sequence[Mark]],
+    leased: Sequence[bytes],
+    in_slice: NDArray[np.bool_] | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the places in the order, and the rows of the version, of all samples that a person can get now.
 
@@ -82,6 +88,7 @@ def select_samples(
         by: the person.
         marks: what was said already, by ID.
         leased: IDs of samples that somebody has at the moment.
+        in_slice: True for the rows of the wanted slice, bool [n]; None: all of them.
     """
     found = rows.find(order.keys) if order.picks else np.arange(len(rows))
     is_wanted = found >= 0
@@ -95,8 +102,8 @@ def select_samples(
     if wish.split:
         number = rows.schema.splits.index(wish.split) if wish.split in rows.schema.splits else -1
         is_wanted &= (split == number) | (is_second & (wish.split == UNLABELLED))
-    if wish.slice:
-        is_wanted &= rows.names.match(wish.slice)[own] if len(rows) else False
+    if in_slice is not None:
+        is_wanted &= in_slice[own] if len(rows) else False
     proposed = np.array([pick.proposed for pick in order.picks], object)
     if wish.label:
         number = rows.classes.index(wish.label) if wish.label in rows.classes else NO_LABEL - 1
