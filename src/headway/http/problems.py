@@ -23,7 +23,6 @@ class ProblemError(Exception):
         fix: what the client can do, in the imperative.
         headers: headers of the answer beside type and length.
         more: further members of the JSON object.
-        bad_images: number of images that cannot be decoded.
     """
 
     def __init__(
@@ -34,12 +33,10 @@ class ProblemError(Exception):
         *,
         headers: Sequence[Header] = (),
         more: Mapping[str, Any] | None = None,
-        bad_images: int = 0,
     ) -> None:
         super().__init__(what)
         self.status, self.what, self.fix = status, what, fix
-        self.headers, self.bad_images = tuple(headers), bad_images
-        self._more = dict(more or {})
+        self.headers, self.more = tuple(headers), dict(more or {})
 
     def to_json(self) -> bytes:
         """Returns the body of the answer."""
@@ -48,6 +45,6 @@ class ProblemError(Exception):
     def to_tree(self) -> dict[str, Any]:
         """Returns the body of the answer as JSON values."""
         # A status that HTTP itself does not know, such as 460 of tus, comes with a title in `more`.
-        title = self._more.get("title") or HTTPStatus(self.status).phrase
+        title = self.more.get("title") or HTTPStatus(self.status).phrase
         tree = {"type": "about:blank", "title": title, "status": self.status}
-        return tree | {"what": self.what, "fix": self.fix} | self._more
+        return tree | {"what": self.what, "fix": self.fix} | self.more

@@ -112,6 +112,8 @@ def test_what_has_no_request_is_refused(served: Served, tmp_path: Path, monkeypa
         (["diff", "few", "other"], "versions of one data set"),
         (["show", f"store:{url}//few", "--store", str(tmp_path)], "both name a store"),
         (["diff", "few", "store:http://127.0.0.2:1//few"], "in another store"),
+        (["show", f"store:{url}/few"], "without a data set"),
+        (["log", url], "without a data set"),
         (["show", "few", "--store", "http://127.0.0.1:port"], "no address of a server"),
     ):
         assert sentence in refused("dataset", *words, status=2)

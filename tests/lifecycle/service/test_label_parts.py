@@ -304,14 +304,16 @@ def test_filters_choose_what_they_say(labelling: Labelling) -> None:
 
 def test_folders_are_slices(labelling: Labelling, tmp_path: Path) -> None:
     store = Store(labelling.datasets.folder)
-    names = ("a/x/1.jpg", "a/y/1.jpg", "a/y/2.jpg", "b*/1.jpg", "1.jpg")
+    deep = "/".join("dddddddd")
+    names = ("a/x/1.jpg", "a/y/1.jpg", "a/y/2.jpg", "b*/1.jpg", "1.jpg", f"{deep}/too/deep/1.jpg", f"{'l' * 199}/1.jpg")
     files = sorted((tmp_path / "images").iterdir())
     store.create("tree", splits={"train": 1.0})
     store.apply(
         "tree", [Change(operation="add", name=name, file=file) for name, file in zip(names, files, strict=False)]
     )
     listed = {one["slice"]: one["samples"] for one in labelling.list_slices("tree")["slices"]}
-    assert listed == {"a/*": 3, "a/x/*": 1, "a/y/*": 2, "b[*]/*": 1}
+    levels = {f"{deep[: 2 * depth + 1]}/*": 1 for depth in range(8)}
+    assert listed == {"a/*": 3, "a/x/*": 1, "a/y/*": 2, "b[*]/*": 1} | levels
     _, rows = labelling.datasets.read_rows("tree")
     # Each pattern finds as many as are listed, whatever characters a folder has.
     assert {pattern: int(rows.names.match(pattern).sum()) for pattern in listed} == listed

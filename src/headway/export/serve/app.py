@@ -86,7 +86,7 @@ class App:
         try:
             status, headers, body = await self._answer(request)
         except ProblemError as problem:
-            self._metrics.decode_failures += problem.bad_images
+            self._metrics.decode_failures += len(problem.more.get("images", ()))
             status, headers, body = problem.status, [(b"content-type", MEDIA_TYPE), *problem.headers], problem.to_json()
         except ClientLeftError:
             return

@@ -37,7 +37,7 @@ def refuse_images(names: Sequence[str], faults: Mapping[int, str]) -> ProblemErr
     if len(faults) > 1:
         what = f"{len(faults)} of {len(names)} images are bad; {what}"
     fix = "Send a sound JPEG, PNG or WebP file." if len(names) == 1 else "Leave the bad images out, or send them apart."
-    return ProblemError(422, what, fix, more={"images": images}, bad_images=len(faults))
+    return ProblemError(422, what, fix, more={"images": images})
 
 
 def refuse_late(deadline_ms: float) -> ProblemError:

@@ -43,8 +43,15 @@ def open_store(named: str | None, *, create: bool = False, shards: str | None = 
 
 
 def split_service(address: str) -> tuple[str, str]:
-    """Returns the URL of the data service that an address names, empty if none, and the rest of the address."""
-    url, _, place = address.removeprefix(PREFIX).rpartition("//")
+    """Returns the URL of the data service that an address names, empty if none, and the rest of the address.
+
+    Raises UsageError if it names a data service and no data set.
+    """
+    rest = address.removeprefix(PREFIX)
+    url, _, place = rest.rpartition("//")
+    if is_service_url(rest) and not (is_service_url(url) and place):
+        what = "this is the URL of a data service, without a data set"
+        raise UsageError(what, where=address, fix="Write store:http://127.0.0.1:8080//NAME, or NAME --store URL.")
     return (url, place) if is_service_url(url) else ("", address)
 
 

@@ -42,8 +42,9 @@ class ServiceError(HeadwayError):
     def __init__(self, status: int, problem: Mapping[str, Any], headers: Mapping[str, str], where: str) -> None:
         self.status, self.problem, self.headers = status, problem, headers
         what = str(problem.get("what") or problem.get("detail") or f"the service answered {status}")
-        errors = problem.get("errors") or ()
-        listed = "; ".join(f"{one.get('pointer')}: {one.get('detail')}" for one in errors[:5] if isinstance(one, dict))
+        found = problem.get("errors")
+        errors = found[:5] if isinstance(found, list) else ()
+        listed = "; ".join(f"{one.get('pointer')}: {one.get('detail')}" for one in errors if isinstance(one, dict))
         # A person has no headers to send.
         fix = _TOKEN_FIX if status == 401 else str(problem.get("fix") or "")
         super().__init__(f"{what} ({listed})" if listed else what, where=where, fix=fix)

@@ -22,6 +22,9 @@ NOT_PLANNED = 255
 PLACES = ("offset", "length", "crc32c", "width", "height", "flags", "gray")
 """Columns that describe the stored bytes; they go with them into every version."""
 
+FOLDER_LEVELS = 8
+"""Most levels of folders that are counted."""
+
 Ids = NDArray[np.int64]
 _WILDCARD = re.compile(r"[*?\[]")
 
@@ -93,11 +96,12 @@ class Names:
         return mask
 
     def count_folders(self) -> dict[str, int]:
-        """Returns the number of texts in each folder, such as `night`, those in its subfolders too."""
+        """Returns the number of texts in each folder of the first levels, such as `night`, its subfolders included."""
         counts = Counter[str]()
         for folder, count in Counter(text.rpartition("/")[0] for text in self).items():
             parts = folder.split("/") if folder else []
-            for depth in range(1, len(parts) + 1):
+            # A name may have 500 levels, and a million such names would be 500 million folders.
+            for depth in range(1, min(len(parts), FOLDER_LEVELS) + 1):
                 counts["/".join(parts[:depth])] += count
         return dict(counts)
 

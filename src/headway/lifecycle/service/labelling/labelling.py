@@ -23,7 +23,7 @@ from headway.lifecycle.service.bodies import LeftOut
 from headway.lifecycle.service.checks import choose_author
 from headway.lifecycle.service.datasets import Datasets, find_class, find_split
 from headway.lifecycle.service.labelling.database import FILE, LabelDatabase
-from headway.lifecycle.service.labelling.parsing import GivenLabels, ProposedQueue, name_queue
+from headway.lifecycle.service.labelling.parsing import MOST_PATTERN, GivenLabels, ProposedQueue, name_queue
 from headway.lifecycle.service.labelling.records import EVERYTHING, Mark, Pick, Queue, Role, Wish
 from headway.lifecycle.service.labelling.selection import (
     Order,
@@ -66,7 +66,7 @@ class Labelling:
         self.folder, self.datasets, self.runs = folder, datasets, tuple(runs)
         self.database = LabelDatabase(folder / FILE)
         # A new label leaves the names of a version as they are.
-        self._folders = WeakKeyDictionary[Names, dict[str, int]]()
+        self._folders = WeakKeyDictionary[Names, dict[str, Any]]()
         self._slices = WeakKeyDictionary[Names, dict[str, NDArray[np.bool_]]]()
         # Queues never change. Marks do, by this process alone: a store has one server.
         self._orders = dict[str, Order]()
@@ -138,12 +138,19 @@ class Labelling:
     def list_slices(self, dataset: str) -> dict[str, Any]:
         """Returns the folders of the samples' names as patterns, each with its samples. Raises ProblemError (404)."""
         version, rows = self.datasets.read_rows(dataset)
-        folders = self._folders.get(rows.names)
-        if folders is None:
-            folders = self._folders[rows.names] = rows.names.count_folders()
-        largest = heapq.nlargest(MOST_SLICES, folders, key=lambda folder: folders[folder])
-        slices = [{"slice": f"{glob.escape(folder)}/*", "samples": folders[folder]} for folder in sorted(largest)]
-        return {"version": version.version, "slices": slices, "folders": len(folders)}
+        found = self._folders.get(rows.names)
+        if found is None:
+            folders = rows.names.count_folders()
+            largest = heapq.nlargest(MOST_SLICES, folders, key=lambda folder: folders[folder])
+            patterns = {folder: f"{glob.escape(folder)}/*" for folder in sorted(largest)}
+            slices = [
+                {"slice": pattern, "samples": folders[folder]}
+                for folder, pattern in patterns.items()
+                # A longer one could not be asked for.
+                if len(pattern) <= MOST_PATTERN
+            ]
+            found = self._folders[rows.names] = {"slices": slices, "folders": len(folders)}
+        return {"version": version.version, **found}
 
     def _find_slice(self, names: Names, pattern: str) -> NDArray[np.bool_]:
         """Returns True for the samples of a slice, bool [n]; the last slices are kept, since each grid asks for one."""

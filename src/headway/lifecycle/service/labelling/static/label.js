@@ -5,7 +5,7 @@ import { buildFilters, isSameWish, readWish, writeWish } from "./filters.js";
 import { GridView, buildGrid, decide, describeSample, listLabels, makeEntry, prefetch, setMark, undoMark } from "./grid.js";
 import { Journal, drawKey } from "./journal.js";
 import { LoopView } from "./loop.js";
-import { clearNotice, notify, showAway, showSaved, tellLeftOut } from "./notices.js";
+import { clearNotice, notify, showAway, showSaved, tellLeftOut, tellWaiting } from "./notices.js";
 import { Palette } from "./palette.js";
 import { Problem, ask, forgetToken, persist, watchServer } from "./service.js";
 import { TabMemory } from "./tabs.js";
@@ -128,7 +128,7 @@ class LabelPage {
     const wish = this.wish;
     this.isAdvancing = true;
     find("grid").classList.add("waiting");
-    const timer = setTimeout(() => notify(WAITING), PATIENCE_MS);
+    const timer = setTimeout(() => tellWaiting(WAITING), PATIENCE_MS);
     try {
       this.take(this.ahead.shift() ?? this.begin(drawKey(), wish, false));
       let state = await this.taken.promise;

@@ -23,6 +23,11 @@ export function tellLeftOut({ kept = 0, missing = [] }) {
   isLasting = true;
 }
 
+// Says that the page waits, unless the person has to read something first.
+export function tellWaiting(message) {
+  if (!isLasting) notify(message);
+}
+
 // Takes back what was said about the grid before.
 export function clearNotice() {
   if (!isLasting) notify("");
