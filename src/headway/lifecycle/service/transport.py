@@ -113,7 +113,11 @@ class Transport:
         self._timeout_s, self.patience_s = timeout_s, patience_s
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Reply:
-        """Sends a request until it is answered. Each is safe to send twice, by its method or by its key."""
+        """Sends a request until it is answered.
+
+        Each is safe to send twice, by its method or by its key: none is carried out twice. A data set whose first
+        answer was lost is refused as one that is there.
+        """
         pause_s, until_s = FIRST_PAUSE_S, time.monotonic() + self.patience_s
         while True:
             last: Exception
