@@ -3,14 +3,13 @@ first measurement."""
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench._accuracy import narrow
-from bench._accuracy.results import digest
+from bench._accuracy.results import code, digest
 
 EPOCHS = 12.0
 WARMUP_EPOCHS = 2.0
@@ -153,7 +152,7 @@ def recomputed(batch: int) -> int:
 def settings(arm: str) -> str:
     """The code version of an arm: recipe and network. A run of another version does not count."""
     asked = recipe(Cell(LARGE, arm), 1.0, 0, "packed")
-    return digest([asked, inspect.getsource(narrow)])
+    return digest([asked, code(narrow)])
 
 
 def sweep(kept: dict[float, float], grid: Sequence[float]) -> tuple[list[float], float | None]:

@@ -7,7 +7,6 @@ The method is from Shallue et al. 2018, "Measuring the Effects of Data Paralleli
 from __future__ import annotations
 
 import argparse
-import inspect
 import math
 import statistics
 import sys
@@ -30,7 +29,7 @@ from bench._accuracy.batch_arms import (
     recomputed,
     sweep,
 )
-from bench._accuracy.results import Results, commit, digest, made_by
+from bench._accuracy.results import Results, code, commit, digest, made_by
 from bench._accuracy.workers import work
 from bench._common import Claim, report
 from bench._common import table as table_on_screen
@@ -101,7 +100,7 @@ def recipe(job: Job, packed: str) -> dict[str, Any]:
 @cache
 def settings(optimizer: str = "sgd") -> str:
     """The code version of these runs."""
-    return digest([recipe(Job(64, 1.0, 0, optimizer), "packed"), inspect.getsource(narrow)])
+    return digest([recipe(Job(64, 1.0, 0, optimizer), "packed"), code(narrow)])
 
 
 def first_grid(batch: int, optimizer: str = "sgd") -> list[float]:

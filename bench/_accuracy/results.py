@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import inspect
 import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, final
 
 import torch
@@ -96,6 +99,19 @@ def sources(root: Path, files: Iterable[Path] | None = None) -> str:
 def hashes(root: Path, files: Iterable[Path]) -> dict[str, str]:
     """SHA-256 of the contents of files within the root, by their places."""
     return {one.relative_to(root).as_posix(): hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
+
+
+def code(module: ModuleType) -> str:
+    """The code of a module without comments and docstrings, whose words change no run."""
+    tree = ast.parse(inspect.getsource(module))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [one for one in node.body if not _is_text(one)] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def digest(settings: Any) -> str:
