@@ -22,6 +22,8 @@ def test_a_walk_through_all_verbs(images: Path, tmp_path: Path) -> None:
     assert "Created store:pets@v0" in made.out
     assert "store:pets@v1" in headway("dataset", "add", "pets", images, "-m", "first pictures").out
     assert "Left out 8 that are there already" in headway("dataset", "add", "pets", images).out
+    packing = refused("pack", "store:pets@v1", tmp_path / "packed", "--split", "0.1", status=2)
+    assert "or pack store:pets@v1/train alone" in packing
     (tmp_path / "labels.csv").write_text("name,label,by\ncat/1.png,dog,ben\ncat/2.png,,\n")
     done = headway("dataset", "label", "pets", "cat/0.png=dog", "--list", tmp_path / "labels.csv", "--json").json()
     assert (done["number"], done["relabelled"], done["moved"]) == (2, 3, 1)
