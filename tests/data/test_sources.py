@@ -139,7 +139,7 @@ def test_what_is_no_source_gets_a_sentence(tmp_path: Path) -> None:
     touch(tmp_path, ["a.jpg"])
     with pytest.raises(UsageError, match="nowhere: there is no such file or folder"):
         open_source(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match=r"a\.jpg: its format is not known"):
+    with pytest.raises(UsageError, match=r"a\.jpg: its format is not known\. For a single image, name the folder"):
         open_source(tmp_path / "a.jpg")
     with pytest.raises(UsageError, match="the folder does not exist"):
         list_image_folder(tmp_path / "nowhere")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from headway.core.errors import UsageError
 from headway.http.listening import Address, is_loopback
 
 
@@ -11,6 +14,8 @@ def test_addresses() -> None:
     assert Address.parse("[::1]:80") == Address(host="::1", port=80)
     assert Address.parse("::1") == Address(host="::1", port=8080)
     assert Address.parse("[::1]").url_host == "[::1]"
+    with pytest.raises(UsageError, match=r"a port alone\. Write for example 127\.0\.0\.1:8081\."):
+        Address.parse("8081")
     for host, expected in (
         ("127.0.0.1", True),
         ("127.8.8.8", True),

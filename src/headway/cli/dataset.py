@@ -151,7 +151,7 @@ def add(
             outcome = opened.add(name, source, unlabelled=unlabelled, **common)
     for note in notes:
         LOG.warning(note)
-    _print_outcome(name, outcome, as_json)
+    _print_outcome(opened, name, outcome, as_json)
 
 
 @app.command()
@@ -181,7 +181,9 @@ def label(
         raise UsageError("no label is given", fix=fix)
     opened, name = _open(store, name)
     expected = _find_expected(opened, name, expect)
-    _print_outcome(name, opened.apply(name, changes, by=by, message=message or "label", expected=expected), as_json)
+    _print_outcome(
+        opened, name, opened.apply(name, changes, by=by, message=message or "label", expected=expected), as_json
+    )
 
 
 @app.command()
@@ -205,7 +207,9 @@ def remove(
     opened, name = _open(store, name)
     expected = _find_expected(opened, name, expect)
     changes = [remove_sample(one) for one in names]
-    _print_outcome(name, opened.apply(name, changes, by=by, message=message or "remove", expected=expected), as_json)
+    _print_outcome(
+        opened, name, opened.apply(name, changes, by=by, message=message or "remove", expected=expected), as_json
+    )
 
 
 @app.command()
@@ -303,7 +307,9 @@ def merge(
     found, name = _open(store, name)
     opened = _expect_folder(found, "merge")
     expected = _find_expected(opened, name, expect)
-    _print_outcome(name, opened.merge(name, other, prefer=side, by=by, message=message, expected=expected), as_json)
+    _print_outcome(
+        opened, name, opened.merge(name, other, prefer=side, by=by, message=message, expected=expected), as_json
+    )
 
 
 @app.command()
@@ -421,13 +427,33 @@ def _parse_splits(text: str | None) -> dict[str, float] | None:
     return shares
 
 
-def _print_outcome(name: str, outcome: Changed, as_json: bool) -> None:
+def _name_new_classes(opened: AnyStore, name: str, before: str, after: str) -> None:
+    """Names the classes that a change has brought: a slip in a label makes one."""
+    from headway.core.errors import HeadwayError, suggest_nearest
+
+    try:
+        known, now = (set(opened.summarise(f"{name}@{version}").classes) for version in (before, after))
+    # The change is made. A token may lack the scope to read it.
+    except HeadwayError:
+        return
+    # The first labels of a data set are all new.
+    new = sorted(now - known) if known else []
+    for one in new[:_MAX_LISTED]:
+        advice = suggest_nearest(one, known, only_close=True)
+        LOG.warning(f"{one!r:.80} is a new class of {name}. {advice}".strip())
+    if len(new) > _MAX_LISTED:
+        LOG.warning(f"{len(new) - _MAX_LISTED:,} more classes are new.")
+
+
+def _print_outcome(opened: AnyStore, name: str, outcome: Changed, as_json: bool) -> None:
     from headway.lifecycle.store.records import KINDS
 
     # As JSON, which is the same whether a store or a service has made the version.
     tree = outcome.to_json()
     for note in tree.get("notes", ()):
         LOG.info(note)
+    if tree["is_new"] and tree["parent"] and (tree["added"] or tree["relabelled"]):
+        _name_new_classes(opened, name, tree["parent"], tree["version"])
     rejected, copies = tree["rejected"], tree["near_copies"]
     for one in rejected[:_MAX_LISTED]:
         LOG.warning(f"Left out {one['name']}: {one['reason']}.")

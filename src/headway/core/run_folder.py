@@ -179,8 +179,11 @@ class RunFolder:
         return folder
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, held: str = "another process trains in this run folder") -> Iterator[None]:
         """Locks the folder against training by other processes for the duration of the block.
+
+        Args:
+            held: message if another process holds the lock.
 
         Raises:
             UsageError: another process holds the lock.
@@ -192,7 +195,7 @@ class RunFolder:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 fix = "Wait for it, or stop it."
-                raise UsageError("another process trains in this run folder", where=str(self.folder), fix=fix) from None
+                raise UsageError(held, where=str(self.folder), fix=fix) from None
             # A file system without locks.
             except OSError:
                 pass

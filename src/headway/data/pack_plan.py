@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError, UsageError
 from headway.data.formats.pack_source import PackSource
 from headway.data.pack_mode import ImageEncoder
+from headway.data.store_address import is_store_address
 
 MAX_PARTS = 10_000
 
@@ -152,7 +153,8 @@ def plan_sets(
         return [_build_plan("train", train, order[~is_evaluation]), _build_plan("eval", train, order[is_evaluation])]
     names = [os.path.basename(one.root) for one in (train, evaluation)]
     if eval_fraction > 0:
-        fix = f"Leave --split out, or pack {train.root} alone."
+        first = f"{src}/{names[0]}" if is_store_address(src) else train.root
+        fix = f"Leave --split out, or pack {first} alone."
         raise UsageError(f"the source already has an evaluation set, {names[1]}", where=src, fix=fix)
     # If classes are numbers, one of the sets may lack the last ones, so the longer list holds for both.
     if _is_numbered(train.classes) and _is_numbered(evaluation.classes):

@@ -44,6 +44,8 @@ class Address:
         # A bare IPv6 address has colons, and no port behind its last one.
         if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):
             host, port = text, str(DEFAULT_PORT)
+        if not colon and text.isdigit():
+            raise UsageError(f"{text!r} is a port alone", where="--bind", fix=f"Write for example 127.0.0.1:{text}.")
         host = host.removeprefix("[").removesuffix("]")
         if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
             raise UsageError(f"{text!r} is no address", where="--bind", fix="Write for example 127.0.0.1:8080.")

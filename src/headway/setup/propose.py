@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -123,14 +124,17 @@ def _inspect_files(source: PackSource) -> tuple[list[tuple[int, int]], Counter[s
     modes = Counter[str]()
     # Evenly spaced, as neighbouring images are often alike.
     indices = np.linspace(0, len(source) - 1, min(MAX_INSPECTED_IMAGES, len(source))).astype(int)
-    for index in np.unique(indices):
-        try:
-            with open_header(source.images.read(int(index))) as image:
-                sizes.append(image.size)
-                modes[image.mode] += 1
-        # `headway pack` names every bad file; here the others are enough.
-        except (OSError, DataError):
-            continue
+    with warnings.catch_warnings():
+        # Pillow warns of images with many pixels, which `headway pack` refuses by name.
+        warnings.filterwarnings("ignore", module="PIL")
+        for index in np.unique(indices):
+            try:
+                with open_header(source.images.read(int(index))) as image:
+                    sizes.append(image.size)
+                    modes[image.mode] += 1
+            # `headway pack` names every bad file; here the others are enough.
+            except (OSError, DataError):
+                continue
     if not sizes:
         raise DataError(
             "none of the images looked at can be opened", where=source.root, fix="Look at them: are they images?"

@@ -11,7 +11,7 @@ from typing import NoReturn, cast
 import numpy as np
 import pytest
 import yaml
-from tests._support import digits_arrays, headway, refused
+from tests._support import digits_arrays, headway, refused, write_recipe
 from tests.lifecycle.loop._loops import (
     find_stage,
     find_truth,
@@ -24,6 +24,7 @@ from tests.lifecycle.loop._loops import (
 from headway.export.targets import target
 from headway.lifecycle.loop import run_loop
 from headway.lifecycle.loop.labels import count_labels, read_picks
+from headway.lifecycle.loop.loop_folder import LoopFolder
 from headway.lifecycle.loop.offer import offer_picks, read_marks
 from headway.lifecycle.mining.mine import NothingToMineError
 from headway.lifecycle.service.labelling.database import FILE, LabelDatabase
@@ -122,6 +123,18 @@ def test_settings_that_made_the_networks_stay(waiting: Path) -> None:
     (waiting / "recipe.yaml").write_text(recipe + "seed: 5\n")
     assert "the recipe has changed" in refused(*run, status=2)
     (waiting / "recipe.yaml").write_text(recipe)
+    with LoopFolder(waiting / "loop").lock():
+        assert "loop: another process runs this loop. Wait for it" in refused(*run, status=2)
+
+
+def test_a_recipe_that_was_refused_may_be_mended(tmp_path: Path) -> None:
+    settings = make_loop(tmp_path, members=1, recipe={"model": {"factory": "net.py:liner"}})
+    run = ("loop", settings, "--out", tmp_path / "loop", "--once")
+    assert "liner" in refused(*run, status=2)
+    assert [stage["name"] for stage in read_journal(tmp_path / "loop")] == ["begin"]
+    write_recipe(tmp_path / "recipe.yaml")
+    assert headway(*run, "--json").json()["state"] == "waiting"
+    assert [stage["name"] for stage in read_journal(tmp_path / "loop")] == ["begin", "train", "mine"]
 
 
 def test_the_first_version_has_a_tag(waiting: Path) -> None:
@@ -246,7 +259,9 @@ def test_no_other_class_may_come(tmp_path: Path) -> None:
     headway("loop", settings, "--out", out, "--once")
     picks = list_waiting(out)
     store.label("free", {pick["sha256"]: "a new one" for pick in picks})
-    assert "'a new one'" in refused("loop", settings, "--out", out, status=2)
+    said = refused("loop", settings, "--out", out, status=2)
+    assert "'a new one'" in said
+    assert all(repr(pick["name"]) in said for pick in picks)
     assert [stage["name"] for stage in read_journal(out)] == ["begin", "train", "mine"]
     store.label("free", {pick["sha256"]: find_truth(pick["name"]) for pick in picks})
     assert headway("loop", settings, "--out", out, "--once", "--json").json()["state"] == "finished"

@@ -84,6 +84,7 @@ def test_from_a_pool_to_labels_and_back(folder: Path, tmp_path: Path) -> None:
     waiting = headway("mine", out, "--review").out.splitlines()
     none = ["0", "0", "-", "-"]
     assert [line.split() for line in waiting[1:3]] == [["random", "6", *none], ["margin", "24", *none]]
+    assert any("No pick has a label yet. Set the column label in" in line for line in waiting)
     for number, row in enumerate(rows):
         row["label"] = "0" if number % 3 == 0 and row["proposed"] != "0" else row["proposed"]
     write(out / "picks.csv", rows)

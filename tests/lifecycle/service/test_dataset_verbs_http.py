@@ -108,6 +108,7 @@ def test_what_has_no_request_is_refused(served: Served, tmp_path: Path, monkeypa
         (["remove", "few", "x", "--by", "anna"], "names the owner of the token"),
         (["create", "more", "--by", "anna"], "names the owner of the token"),
         (["add", "few", str(tmp_path / "images"), "--ignore-near-copies"], "always looks for near copies"),
+        (["add", "few", str(tmp_path / "images"), "--split", "evall"], "Did you mean 'eval'?"),
         (["add", "few", "store:few"], "this needs the folder of a store"),
         (["diff", "few", "other"], "versions of one data set"),
         (["show", f"store:{url}//few", "--store", str(tmp_path)], "both name a store"),
@@ -118,7 +119,8 @@ def test_what_has_no_request_is_refused(served: Served, tmp_path: Path, monkeypa
     ):
         assert sentence in refused("dataset", *words, status=2)
     assert "no sample 'x'" in refused("dataset", "remove", "few", "x", status=1)
-    assert "no data set 'none'" in refused("dataset", "log", "none", status=1)
+    assert "headway dataset log, lists all" in refused("dataset", "log", "none", status=1)
+    assert "headway dataset log few, lists all" in refused("dataset", "show", "few@v9", status=1)
     # Nothing else takes a URL, nor makes a folder of its name.
     monkeypatch.chdir(tmp_path)
     assert "the folder of a store" in refused("verify", "store:few", status=2)
@@ -142,5 +144,18 @@ def test_the_token_comes_from_the_environment(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv(TOKEN_VARIABLE, f"{token}\n")
         assert "store:mine@v0" in headway("dataset", "log").out
         assert "lacks the scope" in refused("dataset", "remove", "mine", "x", status=1)
+        blind = headway("data-token", tmp_path / "store", "--add", "ben", "--scopes", "write").out.strip()
+        monkeypatch.setenv(TOKEN_VARIABLE, blind)
+        write(tmp_path / "images", {"1.png": 1})
+        assert "1 added" in headway("dataset", "add", "mine", tmp_path / "images", "--unlabelled").out
         monkeypatch.setenv(TOKEN_VARIABLE, "two\nlines")
         assert "not one line" in refused("dataset", "log", status=2)
+
+
+def test_slips_in_the_options_of_a_service_are_named(tmp_path: Path) -> None:
+    options = ("--bind", "0.0.0.0:0", "--runs", tmp_path / "none")
+    said = headway("serve-data", tmp_path / "my store", *options, status=2).err
+    assert f"There is no store in {tmp_path / 'my store'}: an empty one is made there." in said
+    assert f"there is no folder {tmp_path / 'none'} yet" in said
+    assert f"headway data-token '{tmp_path / 'my store'}' --add" in said
+    assert "There is no store" not in headway("serve-data", tmp_path / "my store", *options, status=2).err

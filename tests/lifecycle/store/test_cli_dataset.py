@@ -22,6 +22,8 @@ def test_a_walk_through_all_verbs(images: Path, tmp_path: Path) -> None:
     assert "Created store:pets@v0" in made.out
     assert "store:pets@v1" in headway("dataset", "add", "pets", images, "-m", "first pictures").out
     assert "Left out 8 that are there already" in headway("dataset", "add", "pets", images).out
+    packing = refused("pack", "store:pets@v1", tmp_path / "packed", "--split", "0.1", status=2)
+    assert "or pack store:pets@v1/train alone" in packing
     (tmp_path / "labels.csv").write_text("name,label,by\ncat/1.png,dog,ben\ncat/2.png,,\n")
     done = headway("dataset", "label", "pets", "cat/0.png=dog", "--list", tmp_path / "labels.csv", "--json").json()
     assert (done["number"], done["relabelled"], done["moved"]) == (2, 3, 1)
@@ -75,6 +77,18 @@ def test_a_list_of_picks_takes_no_label_away(tmp_path: Path, name: str, text: st
     assert (change.name, change.label) == ("cat/0.png", None)
 
 
+def test_a_new_class_is_named(images: Path) -> None:
+    """A slip in a label makes a class. The first labels of a data set are all new, so none is named."""
+    headway("dataset", "create", "pets")
+    assert "new class" not in headway("dataset", "add", "pets", images).err
+    said = headway("dataset", "label", "pets", "cat/1.png=catt", "dog/1.png=bird").err
+    assert "'catt' is a new class of pets. Did you mean 'cat'?" in said
+    assert "'bird' is a new class of pets.\n" in said
+    assert "new class" not in headway("dataset", "label", "pets", "cat/1.png=cat").err
+    missing = refused("dataset", "label", "pets", "cat/0.png=dog", "w=dog", "x=dog", "y=dog", "z=dog", status=2)
+    assert "no sample 'w', 'x', 'y', and 1 more" in missing
+
+
 def test_an_address_names_the_store(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADWAY_STORE")
     headway("dataset", "create", "pets", "--store", tmp_path / "other")
@@ -122,6 +136,7 @@ def test_what_cannot_be_done_is_said(
     ("name", "text", "sentence"),
     [
         ("a.csv", "name\ncat/0.png\n", "there is no label"),
+        ("a.csv", "name;label\ncat/0.png;cat\n", "Separate the columns with commas"),
         ("a.csv", "file,label\ncat/0.png,cat\n", "no sample is named"),
         ("a.csv", "name,label\ncat/0.png,cat,dog\n", "the line has 3 fields and the header 2"),
         ("a.csv", "name,label\ncat/0.png\n", "the line has 1 fields and the header 2"),

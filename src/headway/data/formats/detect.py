@@ -14,7 +14,7 @@ from headway.data.formats.arrays import SetOpeners
 from headway.data.formats.byte_ranges import ByteRange, FolderFiles, map_path, read_head
 from headway.data.formats.cifar import LABEL_KINDS as LABEL_KINDS
 from headway.data.formats.foreign_records import ForeignRecords
-from headway.data.formats.pack_source import EVAL_NAMES, LISTING_EXTENSIONS, list_entries
+from headway.data.formats.pack_source import EVAL_NAMES, LISTING_EXTENSIONS, is_image, list_entries
 from headway.data.formats.patterns import group_shards
 from headway.data.formats.unpack import unpack_gzip
 
@@ -130,7 +130,10 @@ def _detect_file(path: Path, label_kind: str) -> SetOpeners:
     siblings = FolderFiles(path.parent, list_entries(str(path.parent))[1])
     if opener := cifar.find_file_opener(path.name, siblings, label_kind):
         return {"": opener}
-    raise UsageError("its format is not known", where=str(path), fix="Name a packed folder, or pack the original data.")
+    fix = "Name a packed folder, or pack the original data."
+    if is_image(path.name):
+        fix = "For a single image, name the folder that it is in."
+    raise UsageError("its format is not known", where=str(path), fix=fix)
 
 
 def _detect_archive(path: Path, label_kind: str) -> SetOpeners:

@@ -85,7 +85,10 @@ def write_page(
         UsageError: there are too few or too many runs, or no run has a key.
     """
     if not 0 < len(runs) <= MOST_RUNS:
-        what = f"a page compares 1 to {MOST_RUNS:,} runs, and these are {len(runs):,}"
+        if not runs:
+            fix = "Change the conditions, or name a folder that has runs."
+            raise UsageError("there is no run to compare on a page", fix=fix)
+        what = f"a page compares at most {MOST_RUNS:,} runs, and these are {len(runs):,}"
         raise UsageError(what, fix="Choose by --where, or take the first by --limit.")
     panels = build_panels(index, runs, result, score=score, columns=columns, curves=curves)
     html = renderer.render(

@@ -90,7 +90,7 @@ class LoopFolder:
             HeadwayError: the journal is damaged.
         """
         # The lock of a run folder suits any folder: the kernel releases that of a killed process.
-        with RunFolder(self.folder).lock():
+        with RunFolder(self.folder).lock("another process runs this loop"):
             self.stages = self._read()
             yield
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, final
 
+import numpy as np
+
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
@@ -107,6 +109,9 @@ class _Loop:
     def run(self, *, once: bool) -> LoopSummary:
         """Does all stages that are not done."""
         self._expect_packages()
+        # A first training that was refused, for example because of its recipe, leaves no network to compare with.
+        if len(self.folder.stages) == 1 and not self.folder.find_member(0, 1).exists():
+            self.folder.stages = ()
         began = self._do(0, "begin", self._begin)
         self._expect_same(began)
         self._do(0, "train", partial(self._train, 0, str(began.facts["version"])))
@@ -235,7 +240,10 @@ class _Loop:
         if list(rows.classes) != classes:
             others = sorted(set(rows.classes) ^ set(classes))
             what = f"the classes are not those that the loop began with: {', '.join(map(repr, others[:5]))}"
-            fix = "Correct the labels, or begin a new loop with another --out."
+            new = [number for number, label in enumerate(rows.classes) if label not in classes]
+            named = [repr(rows.names[int(row)]) for row in np.flatnonzero(np.isin(rows.label, new))[:3]]
+            samples = f" of {', '.join(named)}" if named else ""
+            fix = f"Correct the labels{samples} with headway dataset label, or begin a new loop with another --out."
             raise UsageError(what, where=f"{self.settings.data}@{version[:12]}", fix=fix)
         return rows
 

@@ -132,9 +132,11 @@ class LoopSummary:
         rows = [["round", "version", "images", "accuracy, %", "gain over round 0, points", "network"]]
         for one in self.rounds:
             gain = "-" if one.gain_in_all is None else one.gain_in_all.describe()
-            version, images = ("-" if value is None else f"{value:,}" for value in (one.version, one.images))
+            version, images = (
+                "-" if value is None else f"{unit}{value:,}" for unit, value in (("v", one.version), ("", one.images))
+            )
             accuracy = one.describe_accuracy().replace("%", "")
-            rows.append([f"{one.number}", f"v{version}", images, accuracy, gain, one.describe_gate()])
+            rows.append([f"{one.number}", version, images, accuracy, gain, one.describe_gate()])
         lines = align_table(rows)
         if self.state == "waiting":
             lines.append(f"It waits for {pluralise(self.missing, 'label')}. Set them, and run the same command again.")

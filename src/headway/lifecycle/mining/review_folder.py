@@ -63,6 +63,8 @@ class ReviewedFolder:
     def describe(self) -> str:
         """Returns the review and the next command, for the terminal."""
         lines = [self.review.describe(), f"Page: {self.folder / PAGE}"]
+        if self.review.arms and not any(arm.labelled for arm in self.review.arms):
+            lines.append(f"No pick has a label yet. Set the column label in {self.folder / PICKS}, and review again.")
         if self.rows:
             lines.append(f"{pluralise(len(self.rows), 'label')} in {self.folder / LABELLED}. Next: {self.next_command}")
         return "\n".join(lines)

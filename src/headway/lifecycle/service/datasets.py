@@ -77,7 +77,10 @@ class Datasets:
         try:
             return self._store.resolve(f"{name}@{version}" if version else name)
         except UsageError as error:
-            raise refuse("not-found", error.what, "GET /datasets lists all.") from None
+            path, verb = ("/datasets", "log")
+            if version and name in self._store.list_datasets():
+                path, verb = f"/datasets/{name}/versions", f"log {name}"
+            raise refuse("not-found", error.what, f"GET {path}, or headway dataset {verb}, lists all.") from None
 
     def read_rows(self, name: str, version: str = "") -> tuple[Version, Rows]:
         """Returns a version with all its samples. Raises ProblemError (404, 410)."""

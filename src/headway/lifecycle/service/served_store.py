@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Unpack, final
 
-from headway.core.errors import HeadwayError, UsageError
+from headway.core.errors import HeadwayError, UsageError, suggest_nearest
 from headway.data.store_address import PREFIX, STORE_VARIABLE, StoreAddress, is_service_url
 from headway.lifecycle.service.client import ANY_VERSION, Client
 from headway.lifecycle.store.additions import list_file_changes
@@ -101,8 +101,14 @@ class ServedStore:
         **options: Unpack[ChangeOptions],
     ) -> Answered:
         """Adds the image files of a folder or a list; see `Store.add`. `progress` counts bytes."""
-        splits = () if unlabelled else self.summarise(name).counts
-        changes, notes = list_file_changes(source, tuple(splits), prefix=prefix, split=split, unlabelled=unlabelled)
+        # A token without the scope read can still add images without labels.
+        splits = tuple(self.summarise(name).counts) if split or not unlabelled else ()
+        # Before anything is sent, which may take long.
+        if split and split not in splits:
+            raise UsageError(f"the data set has no split {split!r:.80}", fix=suggest_nearest(split, splits))
+        changes, notes = list_file_changes(
+            source, () if unlabelled else splits, prefix=prefix, split=split, unlabelled=unlabelled
+        )
         options["message"] = options.get("message") or f"add {os.fspath(source)}"
         return replace(self.apply(name, changes, **options), notes=notes)
 

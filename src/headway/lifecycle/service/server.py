@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
+import shlex
 import shutil
 import socket
 from collections import Counter
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import UsageError
 from headway.core.text_format import pluralise
+from headway.data.store_address import DATABASE
 from headway.http.connection import Connections
 from headway.http.listening import (
     BACKLOG,
@@ -84,12 +86,19 @@ def serve_data(
     if missing:
         what = f"headway serve-data needs {', '.join(missing)}, not installed here"
         raise UsageError(what, fix="Install it: pip install 'headway[data-service]'.")
+    # A slip in the name of a folder would else look like a store whose data sets are gone.
+    if not (folder.expanduser() / DATABASE).is_file():
+        LOG.info(f"There is no store in {folder}: an empty one is made there.")
+    for one in runs:
+        if not one.is_dir():
+            LOG.warning(f"--runs: there is no folder {one} yet; the label page shows its runs once they are there.")
     store = Store.make(folder)
     tokens = Tokens(store.folder / FOLDER / TOKENS_FILE)
     is_open = is_loopback(address.host)
     if not is_open and not tokens.entries:
         what = f"other machines reach {address.host}, and everybody there could change the data sets"
-        fix = f"Make a token: headway data-token {folder} --add NAME --scopes write. Or bind to 127.0.0.1."
+        make = f"headway data-token {shlex.quote(str(folder))} --add NAME --scopes write"
+        fix = f"Make a token: {make}. Or bind to 127.0.0.1."
         raise UsageError(what, where="--bind", fix=fix)
     import uvloop
 

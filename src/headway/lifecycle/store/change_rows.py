@@ -19,6 +19,7 @@ from headway.lifecycle.store.rows import NO_LABEL, NOT_PLANNED, Ids, Names, Rows
 
 # Up to so many names are looked for one after the other, in less time than all names take to become Python's.
 _FEW_NAMES = 8
+_MAX_NAMED = 3
 
 
 def change_rows(
@@ -154,10 +155,11 @@ def find_targets(rows: Rows, changes: Sequence[Change]) -> Ids:
             places = {name: row for row, name in enumerate(rows.names) if name in wanted}
         found[by_name] = [places.get(name, -1) for name in names]
     if (missing := np.flatnonzero(found < 0)).size:
-        change = changes[missing[0]]
-        more = f" (and {missing.size - 1:,} more are missing)" if missing.size > 1 else ""
-        what = f"the newest version has no sample {change.name or change.sample!r:.120}{more}"
-        raise UsageError(what, fix="Name samples of this version: headway dataset show --samples lists them.")
+        named = [changes[index] for index in missing[:_MAX_NAMED]]
+        shown = ", ".join(f"{change.name or change.sample!r:.120}" for change in named)
+        more = f", and {missing.size - len(named):,} more that are named" if missing.size > len(named) else ""
+        what = f"the newest version has no sample {shown}{more}"
+        raise UsageError(what, fix="Take their names from headway dataset show NAME --samples, with their folders.")
     return found
 
 

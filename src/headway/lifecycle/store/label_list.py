@@ -62,6 +62,10 @@ def _read_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields (file and line, texts by column)."""
     for row in parse_rows(path, read_list_text(path)):
         found = row.to_dict()
+        # Spreadsheet programs write semicolons in some locales.
+        if len(row.names) == 1 and ";" in row.names[0]:
+            fix = "Separate the columns with commas."
+            raise DataError(f"there is one column, {row.names[0]!r:.100}", where=row.names_where, fix=fix)
         # As in a cell of a CSV file.
         if is_object(found.get(_ANNOTATIONS)):
             found[_ANNOTATIONS] = json.dumps(found[_ANNOTATIONS])

@@ -88,7 +88,8 @@ def describe_log(versions: list[Version]) -> str:
     lines = []
     for one in versions:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.time))
-        changes = ", ".join(f"{count:,} {kind}" for kind, count in one.counts.items() if count) or "no change"
+        changes = ", ".join(f"{count:,} {kind}" for kind, count in one.counts.items() if count)
+        changes = changes or ("no change" if one.number else "created")
         tags = f" [{', '.join(one.tags)}]" if one.tags else ""
         message = f": {one.message}" if one.message else ""
         lines.append(f"v{one.number}{tags}  {one.version[:12]}  {when}  {one.by}  {changes}{message}")

@@ -339,7 +339,7 @@ def find_picks(proposed: ProposedQueue, rows: Rows) -> list[Pick]:
         shown = (pick["proposed"], pick["probability"], pick["score"], pick["arm"], pick["copies"])
         picks.append(Pick(keys[own].ljust(32, b"\0"), given, *shown))
     if faults:
-        what = f"{len(faults):,} picks name samples that the data set does not have"
+        what = f"the data set does not have the samples of {pluralise(len(faults), 'pick')}"
         fix = "Mine a version of this data set, for example store:NAME@v3/unlabelled."
         raise refuse("wrong-change", what, fix, errors=faults[:_MOST_ERRORS])
     if len({pick.sample for pick in picks}) < len(picks):

@@ -147,11 +147,13 @@ function drawLoop(data, width, height, isLarge) {
   if (!versions.length) return svg;
   const line = isLarge ? height * 0.66 : height * (runs.length ? 0.6 : 0.4);
   const step = versions.length > 1 ? (width - 2 * MARGIN) / (versions.length - 1) : 0;
-  const place = new Map(versions.map((one, index) => [one.version, versions.length > 1 ? MARGIN + index * step : width / 2]));
+  const find = (index) => (versions.length > 1 ? MARGIN + index * step : width / 2);
+  // Versions with the same contents have one ID: runs and queues hang at the newest of them.
+  const place = new Map(versions.map((one, index) => [one.version, find(index)]));
   svg.append(draw("line", { class: "spine", x1: MARGIN, x2: width - MARGIN, y1: line, y2: line }));
   const dots = drawRuns(svg, runs, place, { top: isLarge ? 24 : 22, bottom: line - (isLarge ? 40 : 14), isLarge });
   drawQueues(svg, queues, place, dots, { line, below: line + (isLarge ? 62 : 29), isLarge });
-  versions.forEach((one, index) => drawVersion(svg, one, place.get(one.version), line, { isHead: index === versions.length - 1, isLarge, isDense: step > 0 && step < 46 && index % 2 === 1 }));
+  versions.forEach((one, index) => drawVersion(svg, one, find(index), line, { isHead: index === versions.length - 1, isLarge, isDense: step > 0 && step < 46 && index % 2 === 1 }));
   return svg;
 }
 
