@@ -96,7 +96,9 @@ def test_a_run_keeps_its_versions_as_long_as_its_folder_is_there(
     assert (result.pinned, len(result.versions)) == (3, 1)
     assert result.describe(dry_run=False).endswith("Kept 3 older versions that runs need.")
     assert len(list((store.folder / "pins").iterdir())) == 2
-    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "renamed")
+    assert store.collect_garbage(keep=1).pinned == 3
+    shutil.rmtree(tmp_path / "renamed")
     assert set(store.collect_garbage(keep=1).versions) == {versions[0], versions[1]}
     age(store, store_pins.UNSEEN_S)
     assert store.collect_garbage(keep=1).versions == (versions[2],)

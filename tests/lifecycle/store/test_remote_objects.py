@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
+from fsspec import AbstractFileSystem
 from tests.checkpoint._bucket import Bucket
 from tests.lifecycle.store._pictures import addition, classes, draw, state
 from tests.lifecycle.store.test_garbage import age
@@ -247,6 +249,22 @@ def test_small_shards_are_joined_there(
     assert len(store.read_rows("pets").shards) <= 3
     assert [store.read_image("pets", f"{number}.png") for number in range(5)] == [draw(number) for number in range(5)]
     assert store.verify() == []
+
+
+def test_labels_change_while_the_address_cannot_be_reached(store: Store, tmp_path: Path) -> None:
+    store.apply("pets", [addition(tmp_path, "a.png", 1)])
+
+    class Unreachable(AbstractFileSystem):
+        def __init__(self, *args: object, **options: object) -> None:
+            raise EOFError("no such host")
+
+    fsspec.register_implementation("unreachable", Unreachable)
+    facts = store.folder / "objects.json"
+    with facts.open("r+") as file:
+        file.write(facts.read_text().replace("bucket://", "unreachable://anna:geheim@host"))
+    assert store.label("pets", {"a.png": "dog"}).is_new
+    with pytest.raises(DataError, match=r"^unreachable://host/.*: the address cannot be reached \(.*no such host"):
+        store.apply("pets", [addition(tmp_path, "b.png", 2)])
 
 
 def test_a_shard_that_is_read_needs_room(store: Store, tmp_path: Path) -> None:

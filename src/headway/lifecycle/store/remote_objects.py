@@ -22,6 +22,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import IO, final
 
@@ -124,7 +125,11 @@ class RemoteStoreObjects(Objects):
 
     def __init__(self, store: Path, place: ObjectsAddress) -> None:
         self._store, self._place = store, place
-        self._remote = RemoteFolder(place.address)
+
+    @cached_property
+    def _remote(self) -> RemoteFolder:
+        # Opened late: some addresses connect then, and labels change without.
+        return RemoteFolder(self._place.address)
 
     def keep(self, path: Path, digest: str) -> None:
         """Uploads the file, and leaves it in its folder by the name of the object; see `Objects.keep`."""
