@@ -34,6 +34,8 @@ class ObjectsAddress(NamedTuple):
     """URL, with the folder `sha256` in it."""
     inode: int
     """Number of the file in its file system: a copy of the store has another one."""
+    owner: str
+    """Random text that the address has too, as long as no other folder has taken the shards."""
 
 
 def read_objects_address(store: Path) -> ObjectsAddress | None:
@@ -41,10 +43,12 @@ def read_objects_address(store: Path) -> ObjectsAddress | None:
     path = store / OBJECTS_FILE
     try:
         facts = parse_object(read_text(path))
-        address, inode = facts["address"], facts["inode"]
-        if not isinstance(address, str) or not is_url(address) or not isinstance(inode, int):
+        place = ObjectsAddress(facts["address"], facts["inode"], facts["owner"])
+        if not isinstance(place.address, str) or not is_url(place.address):
             raise JsonError("it has no address")
-        return ObjectsAddress(address, inode)
+        if not isinstance(place.inode, int) or not isinstance(place.owner, str):
+            raise JsonError("it has no owner")
+        return place
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError) as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +32,9 @@ def pin_versions(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe]
         if found.split == UNLABELLED:
             what = f"the samples of the split {UNLABELLED!r} have no labels"
             raise UsageError(what, where=f"{key}: {uri}", fix="Label them first: their names then say the split.")
+        # The time of a version says to the garbage collection that somebody is about to use it: the run pins it later.
+        with suppress(OSError):
+            os.utime(found.resolve())
         # The folder stays as it is written: a relative one starts from the recipe.
         pinned = str(replace(found, folder=written.folder))
         if pinned != uri:

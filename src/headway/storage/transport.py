@@ -232,6 +232,11 @@ class FsspecTransport(Transport):
             package = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}.get(scheme)
             fix = f"pip install {package}." if package else "Install the package of fsspec that reads it."
             raise UsageError(f"nothing installed reads {scheme}:// ({error})", where=redact_url(uri), fix=fix) from None
+        # Some connect here, and each raises errors of its own.
+        except Exception as error:
+            what = f"the address cannot be reached ({_describe_error(error)})"
+            fix = "Check the address, the network and the password."
+            raise DataError(what, where=redact_url(uri), fix=fix) from error
         self._timeout_s = timeout_s
         self._sync = fsspec.asyn.sync
 

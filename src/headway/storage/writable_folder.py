@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from headway.core.errors import HeadwayError, UsageError
+from headway.core.files import sync_folder
 from headway.storage.addresses import redact_url
 from headway.storage.remote_folder import RemoteFolder
 
@@ -45,9 +47,11 @@ class WritableFolder:
         RemoteFolder(self.uri).close()
         # Imported here, since most programs write no remote files.
         import fsspec.core
+        from fsspec.implementations.local import LocalFileSystem
 
         self._file_system, root = fsspec.core.url_to_fs(self.uri)
         self._root = str(root).rstrip("/")
+        self._is_local = isinstance(self._file_system, LocalFileSystem)
 
     def list_names(self, folder: str = "") -> list[str]:
         """Returns the names in a folder; an empty list if there is no such folder."""
@@ -59,13 +63,19 @@ class WritableFolder:
             return []
         return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 
+    def read(self, name: str, most_bytes: int) -> bytes:
+        """Returns the first bytes of a file. Raises FileNotFoundError if there is none."""
+        return bytes(self._call("cat_file", f"{self._root}/{name}", start=0, end=most_bytes))
+
     def write(self, name: str, data: bytes) -> None:
-        """Writes a small file."""
+        """Writes a small file; it is on the disk then."""
         self._call("pipe_file", f"{self._root}/{name}", data)
+        self._sync(name)
 
     def upload(self, path: Path, name: str, check: Check = lambda: None) -> None:
-        """Uploads a file; `check` is called before each further attempt."""
+        """Uploads a file, which is on the disk then; `check` is called before each further attempt."""
         self._call("put_file", str(path), f"{self._root}/{name}", check=check)
+        self._sync(name)
 
     def make_folder(self, name: str = "") -> None:
         """Makes a folder, where the file system has folders."""
@@ -83,6 +93,21 @@ class WritableFolder:
         # Some file systems have folders; in object stores this one is gone with its last object.
         with suppress(Exception):
             self._file_system.rmdir(f"{self._root}/{folder}")
+
+    def _sync(self, name: str) -> None:
+        """Syncs a file, and the folders up to `uri`, to disk. Raises HeadwayError."""
+        # An object store answers when an object is safe. fsspec leaves a local file in the memory of the system.
+        if not self._is_local:
+            return
+        path, root = Path(self._root, name), Path(self._root)
+        try:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            while path != root:
+                path = path.parent
+                sync_folder(path)
+        except OSError as error:
+            raise self._build_error(error, 1) from error
 
     def _call(self, method: str, *args: Any, check: Check = lambda: None, **kwargs: Any) -> Any:
         """Calls a method of the file system, again while the network fails, and returns its result.
@@ -103,10 +128,13 @@ class WritableFolder:
             # Each file system raises errors of its own.
             except Exception as error:
                 if attempt == MAX_ATTEMPTS or isinstance(error, PermissionError):
-                    attempts = f" ({attempt} attempts)" if attempt > 1 else ""
-                    what = f"the {self._content} cannot be reached: {str(error) or type(error).__name__}{attempts}"
-                    fix = "Check the address, the network and the right to write there."
-                    raise HeadwayError(what, where=self.display_uri, fix=fix) from error
+                    raise self._build_error(error, attempt) from error
             check()
             time.sleep(pause_s)
             attempt, pause_s = attempt + 1, 2 * pause_s
+
+    def _build_error(self, error: Exception, attempt: int) -> HeadwayError:
+        attempts = f" ({attempt} attempts)" if attempt > 1 else ""
+        what = f"the {self._content} cannot be reached: {str(error) or type(error).__name__}{attempts}"
+        fix = "Check the address, the network and the right to write there."
+        return HeadwayError(what, where=self.display_uri, fix=fix)

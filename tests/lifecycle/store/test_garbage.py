@@ -15,11 +15,14 @@ from tests.lifecycle.store._pictures import addition, classes, draw, state
 
 import headway
 from headway.core.errors import DataError, UsageError
+from headway.core.recipe import build_recipe
 from headway.data import store_pins
 from headway.lifecycle.store import garbage
 from headway.lifecycle.store.records import Change
 from headway.lifecycle.store.shard_objects import stage
 from headway.lifecycle.store.store import Store
+from headway.setup.recipe import TrainRecipe
+from headway.setup.versions import pin_versions
 
 
 @pytest.fixture
@@ -93,11 +96,45 @@ def test_a_run_keeps_its_versions_as_long_as_its_folder_is_there(
     assert (result.pinned, len(result.versions)) == (3, 1)
     assert result.describe(dry_run=False).endswith("Kept 3 older versions that runs need.")
     assert len(list((store.folder / "pins").iterdir())) == 2
-    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "renamed")
+    assert store.collect_garbage(keep=1).pinned == 3
+    shutil.rmtree(tmp_path / "renamed")
     assert set(store.collect_garbage(keep=1).versions) == {versions[0], versions[1]}
     age(store, store_pins.UNSEEN_S)
     assert store.collect_garbage(keep=1).versions == (versions[2],)
     assert list((store.folder / "pins").iterdir()) == []
+
+
+def test_a_run_folder_that_cannot_be_seen_may_be_there(store: Store, tmp_path: Path) -> None:
+    version = store.apply("pets", [addition(tmp_path, "a.png", 1)]).version.version
+    store.remove("pets", ["a.png"])
+    (tmp_path / "disk/runs/run").mkdir(parents=True)
+    store_pins.write_pin(store.folder, tmp_path / "disk/runs/run", [version])
+    # The disk is not mounted, or does not answer.
+    (tmp_path / "disk/runs").rename(tmp_path / "away")
+    age(store, 1e6)
+    assert store.collect_garbage(keep=1).pinned == 1
+    (tmp_path / "disk/runs").symlink_to("runs")
+    age(store, store_pins.UNSEEN_S)
+    assert store.collect_garbage(keep=1).pinned == 1
+    # The pin of another user.
+    (store.folder / "pins/other.json").mkdir()
+    with pytest.raises(DataError, match="Until then nothing is removed"):
+        store.collect_garbage(keep=1)
+    (store.folder / "pins/other.json").rmdir()
+    (tmp_path / "disk/runs").unlink()
+    assert version in store.collect_garbage(keep=1).versions
+
+
+def test_a_run_that_begins_keeps_its_version_until_it_pins_it(store: Store, tmp_path: Path) -> None:
+    store.apply("pets", [addition(tmp_path, "a.png", 1, split="train")])
+    store.remove("pets", ["a.png"])
+    age(store, 1e6)
+    tree = {"data": {"train": f"store:{store.folder}//pets@v1"}, "model": {"factory": "headway.model:small_net"}}
+    more = {"optimizer": {"name": "sgd", "lr": 0.1}, "epochs": 1, "batch": 1}
+    pin_versions(build_recipe(tree | more, (), TrainRecipe))
+    store.collect_garbage(keep=1)
+    assert list(state(store, "pets@v1")) == ["a.png"]
 
 
 def test_what_is_young_stays_and_leftovers_go(store: Store, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
+from fsspec import AbstractFileSystem
 from tests.checkpoint._bucket import Bucket
 from tests.lifecycle.store._pictures import addition, classes, draw, state
 from tests.lifecycle.store.test_garbage import age
@@ -26,6 +29,7 @@ from headway.lifecycle.mining.folds import write_subset
 from headway.lifecycle.service.blobs import BlobIndex
 from headway.lifecycle.service.served_store import open_store
 from headway.lifecycle.store import compaction
+from headway.lifecycle.store.shard_objects import stage
 from headway.lifecycle.store.store import Store
 from headway.storage import remote_folder, writable_folder
 
@@ -69,7 +73,7 @@ def test_versions_are_those_of_a_store_in_a_folder(store: Store, bucket: Path, t
         one.apply("pets", [addition(tmp_path, "late.png", 77)])
         one.remove("pets", ["dog/1.png"])
     # What was just uploaded is not fetched back to be compared with other images.
-    assert "cat_file" not in {method for method, _ in Bucket.calls if method.startswith("cat")}
+    assert not [path for method, path in Bucket.calls if method == "cat_file" and path.endswith(".rec")]
     assert [one.version for one in store.log("pets")] == [one.version for one in near.log("pets")]
     assert state(store, "pets") == state(near, "pets")
     assert store.diff("pets@v1", "pets") == near.diff("pets@v1", "pets")
@@ -247,6 +251,32 @@ def test_small_shards_are_joined_there(
     assert store.verify() == []
 
 
+def test_labels_change_while_the_address_cannot_be_reached(store: Store, tmp_path: Path) -> None:
+    store.apply("pets", [addition(tmp_path, "a.png", 1)])
+
+    class Unreachable(AbstractFileSystem):
+        def __init__(self, *args: object, **options: object) -> None:
+            raise EOFError("no such host")
+
+    fsspec.register_implementation("unreachable", Unreachable)
+    facts = store.folder / "objects.json"
+    with facts.open("r+") as file:
+        file.write(facts.read_text().replace("bucket://", "unreachable://anna:geheim@host"))
+    assert store.label("pets", {"a.png": "dog"}).is_new
+    with pytest.raises(DataError, match=r"^unreachable://host/.*: the address cannot be reached \(.*no such host"):
+        store.apply("pets", [addition(tmp_path, "b.png", 2)])
+
+
+def test_a_shard_that_is_read_needs_room(store: Store, tmp_path: Path) -> None:
+    store.apply("pets", [addition(tmp_path, "a.png", 1)])
+    (store.folder / "staging").rmdir()
+    assert store.verify() == []
+    (store.folder / "staging").rmdir()
+    (store.folder / "staging").touch()
+    with pytest.raises(HeadwayError, match=r"a shard cannot be kept while it is read .* Make room"):
+        store.verify()
+
+
 def test_the_data_service_reads_a_sample(store: Store, tmp_path: Path) -> None:
     store.apply("pets", [addition(tmp_path, "a.png", 1)])
     store.remove("pets", ["a.png"])
@@ -284,13 +314,112 @@ def test_a_copy_deletes_nothing_that_the_store_needs(store: Store, bucket: Path,
     age(copy, 1e6)
     with pytest.raises(UsageError, match="this folder is a copy of a store"):
         copy.collect_garbage(keep=1)
+    # The store would delete it one day, or never: it does not know of it.
+    with pytest.raises(UsageError, match="this folder is a copy of a store"):
+        copy.apply("pets", [addition(tmp_path, "b.png", 2)])
     assert len(there(bucket)) == 1
     assert store.verify() == []
-    # Now it is the only one.
-    shutil.rmtree(store.folder)
+    # Now the copy has the shards, and the store must leave them alone.
     assert copy.collect_garbage(keep=1, is_moved=True).shards == 1
     assert not there(bucket)
     copy.collect_garbage()
+    assert copy.apply("pets", [addition(tmp_path, "b.png", 2)]).is_new
+    with pytest.raises(UsageError, match="another store has taken the shards"):
+        store.collect_garbage(keep=1)
+    with pytest.raises(UsageError, match="another store has taken the shards"):
+        store.apply("pets", [addition(tmp_path, "b.png", 2)])
+    assert copy.verify() == []
+
+
+def test_of_two_stores_that_are_created_at_once_one_has_the_address(bucket: Path, tmp_path: Path) -> None:
+    address, stores = f"bucket://{bucket}", []
+
+    def create_another(method: str, path: str) -> None:
+        # After the first one has seen that the address is free.
+        if method == "makedirs" and not stores:
+            stores.append(None)
+            stores[0] = Store.make(tmp_path / "second", shards=address)
+
+    Bucket.fault = staticmethod(create_another)
+    stores.append(Store.make(tmp_path / "first", shards=address))
+    for one in stores:
+        one.create("pets")
+    # The claim of the first one was written last.
+    with pytest.raises(UsageError, match="another store has taken the shards"):
+        stores[0].apply("pets", [addition(tmp_path, "a.png", 1)])
+    assert stores[1].apply("pets", [addition(tmp_path, "a.png", 1)]).is_new
+
+
+def test_a_disk_with_the_shards_has_them_before_the_note_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.make(tmp_path / "store", shards=str(tmp_path / "disk/cars"))
+    store.create("pets")
+    synced, sync = list[str](), os.fsync
+
+    def note(handle: int) -> None:
+        sync(handle)
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+
+    monkeypatch.setattr(os, "fsync", note)
+    store.apply("pets", [addition(tmp_path, "a.png", 1)])
+    (shard,) = (tmp_path / "disk").rglob("*.rec")
+    folders = [str(folder) for folder in (shard.parent, shard.parent.parent, tmp_path / "disk/cars")]
+    place = synced.index(str(shard))
+    assert synced[place + 1 : place + 4] == folders
+    assert f".{shard.stem}.remote." in synced[place + 4]
+    # A disk that is not mounted is not written to.
+    (tmp_path / "disk/cars").rename(tmp_path / "disk/away")
+    with pytest.raises(UsageError, match=r"is missing at .* Check that the disk is mounted"):
+        store.apply("pets", [addition(tmp_path, "b.png", 2)])
+    assert not (tmp_path / "disk/cars").exists()
+
+
+def test_garbage_leaves_what_a_long_upload_has_brought(store: Store, tmp_path: Path) -> None:
+    store.apply("pets", [addition(tmp_path, "a.png", 1)])
+    store.remove("pets", ["a.png"])
+    (digest,) = noted(store)
+    with stage(store.folder) as staging:
+        (staging / "0").mkdir()
+        (staging / f"0/{digest}.rec").touch()
+        age(store, 1e6)
+        assert store.collect_garbage(keep=1).shards == 0
+    assert store.collect_garbage().shards == 1
+
+
+def test_garbage_leaves_a_shard_that_is_compared(store: Store, bucket: Path, tmp_path: Path) -> None:
+    store.apply("pets", [addition(tmp_path, "a.png", 1)])
+    store.remove("pets", ["a.png"])
+    age(store, 1e6)
+    collected = []
+
+    def collect(method: str, path: str) -> None:
+        if method == "cat_file" and path.endswith(".rec") and not collected:
+            collected.append("")
+            store.collect_garbage(keep=1)
+
+    Bucket.fault = staticmethod(collect)
+    assert store.apply("pets", [addition(tmp_path, "a.png", 1)]).is_new
+    assert collected
+    assert store.verify() == []
+
+
+def test_a_password_is_shown_to_nobody(bucket: Path, tmp_path: Path) -> None:
+    store = Store.make(tmp_path / "store", shards=f"bucket://{bucket}?key=geheim")
+    store.create("pets")
+    assert (store.folder / "objects.json").stat().st_mode & 0o077 == 0
+    Bucket.fault = staticmethod(fail_at("put_file"))
+    with pytest.raises(HeadwayError) as failed:
+        store.apply("pets", [addition(tmp_path, "a.png", 1)])
+    assert "geheim" not in str(failed.value)
+    with pytest.raises(UsageError) as refused:
+        Store.make(tmp_path / "other", shards=f"bucket://{bucket}?key=geheim")
+    assert "geheim" not in str(refused.value)
+    # Some copies have the rights of every new file.
+    shutil.copytree(store.folder, tmp_path / "copy", copy_function=shutil.copyfile)
+    copy = Store(tmp_path / "copy")
+    copy.collect_garbage(is_moved=True)
+    assert (copy.folder / "objects.json").stat().st_mode & 0o077 == 0
 
 
 def test_impossible_places_are_refused(store: Store, bucket: Path, tmp_path: Path) -> None:

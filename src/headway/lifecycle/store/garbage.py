@@ -120,7 +120,15 @@ def _choose(store: Path, objects: Objects, kept: set[str], needs: dict[str, set[
     pinned = {version for _, pin in list_pins(store) if pin is not None for version in pin.versions}
     unnamed = [folder for folder in folders if folder.name not in kept and is_older(folder, grace_s)]
     old = [folder for folder in unnamed if folder.name not in pinned]
-    needed = set[str]()
+    staging = sorted((store / STAGING).glob("*"))
+    # Uploading many shards may take longer than the grace. Those that were brought to an address have these names here.
+    needed = {
+        PurePosixPath(name).stem
+        for folder in staging
+        if not is_abandoned(folder)
+        for _, _, names in os.walk(folder)
+        for name in names
+    }
     for folder in folders:
         if folder not in old:
             needed |= needs[folder.name] if folder.name in needs else _list_shards(folder)
@@ -128,9 +136,7 @@ def _choose(store: Path, objects: Objects, kept: set[str], needs: dict[str, set[
         versions=old,
         shards=[path for path in objects.list_entries() if path.stem not in needed and is_older(path, grace_s)],
         # A pack may write into its folder for days.
-        staging=[
-            path for path in sorted((store / STAGING).glob("*")) if is_older(path, grace_s) and is_abandoned(path)
-        ],
+        staging=[path for path in staging if is_older(path, grace_s) and is_abandoned(path)],
         pinned=len(unnamed) - len(old),
     )
 

@@ -48,7 +48,9 @@ class Objects(ABC):
         Args:
             is_moved: the user says that this store is the only one, though its folder was copied.
 
-        Raises UsageError if another store may need them.
+        Raises:
+            UsageError: another store may need them.
+            HeadwayError: the address cannot be reached.
         """
 
     @abstractmethod

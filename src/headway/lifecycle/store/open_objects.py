@@ -13,9 +13,7 @@ from headway.lifecycle.store.remote_objects import RemoteStoreObjects
 def open_objects(store: Path) -> Objects:
     """Returns the objects of a store.
 
-    Raises:
-        UsageError: they lie at an address, and no installed package can read it.
-        DataError: their address cannot be read.
+    Raises DataError if the file with their address cannot be read.
     """
     if (place := read_objects_address(store)) is None:
         return LocalObjects(store)

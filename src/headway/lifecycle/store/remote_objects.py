@@ -5,7 +5,7 @@
     STORE/objects/sha256/ab/abcd....left      the shard may be there, and has no note: an upload was killed, or the
                                               garbage collection has removed the note
     s3://bucket/cars/sha256/ab/abcd....rec    the shard
-    s3://bucket/cars/headway-store.json       says that a store keeps its shards here: two would delete each other's
+    s3://bucket/cars/headway-store.json       claim: names the only store that may upload and delete here
 
 Addresses differ in whether a file that is being uploaded can be seen, and in the times that they give. So nothing is
 concluded from a listing: an object is there when its note is, which is written after the upload. For one object, only
@@ -18,14 +18,17 @@ import hashlib
 import json
 import mmap
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import IO, final
 
 from headway.core.errors import DataError, HeadwayError, UsageError
-from headway.core.files import read_text, sync_folder, write_atomically
+from headway.core.files import describe_os_error, read_text, sync_folder, write_atomically
+from headway.core.untrusted_json import parse_object
 from headway.data.store_address import OBJECTS
 from headway.data.store_objects import OBJECTS_FILE, ObjectsAddress, build_object_name, read_objects_address
 from headway.lifecycle.store.objects import Objects, get_object_path
@@ -39,6 +42,7 @@ CLAIM_FILE = "headway-store.json"
 _CONTENT = "shards of the store"
 _PIECE_BYTES = 8 << 20
 _MAX_NOTE_BYTES = 100
+_MAX_CLAIM_BYTES = 1 << 16
 
 
 def claim_address(store: Path, address: str) -> None:
@@ -54,12 +58,32 @@ def claim_address(store: Path, address: str) -> None:
         what = f"{address} is memory of the process, which ends with it"
         raise UsageError(what, fix="Name a folder, or an address such as s3://bucket/cars.")
     files = WritableFolder(address, _CONTENT)
-    if CLAIM_FILE in files.list_names():
+    if _read_owner(files) is not None:
         fix = f"Choose another address. If that store is no more, delete {CLAIM_FILE} there first."
         raise UsageError("another store has its shards at this address", where=files.display_uri, fix=fix)
     files.make_folder()
-    files.write(CLAIM_FILE, json.dumps({"store": str(store)}).encode())
-    write_objects_address(store, files.uri)
+    _take_shards(store, files)
+
+
+def _take_shards(store: Path, files: WritableFolder) -> None:
+    """Makes a folder the owner of the shards at an address. Raises HeadwayError, or OSError."""
+    owner = secrets.token_hex(16)
+    # First at the address: at no time do two folders own the shards.
+    files.write(CLAIM_FILE, json.dumps({"store": str(store), "owner": owner}).encode())
+    _write_objects_address(store, files.uri, owner)
+
+
+def _read_owner(files: WritableFolder) -> str | None:
+    """Returns the owner of the shards at an address; None: nobody has claimed them. Raises HeadwayError."""
+    try:
+        data = files.read(CLAIM_FILE, _MAX_CLAIM_BYTES)
+    except FileNotFoundError:
+        return None
+    try:
+        return str(parse_object(data)["owner"])
+    # It was cut or overwritten.
+    except (ValueError, KeyError):
+        return ""
 
 
 def expect_address(store: Path, address: str) -> None:
@@ -78,14 +102,16 @@ def _normalise(address: str) -> str:
     return address.rstrip("/")
 
 
-def write_objects_address(store: Path, address: str) -> None:
-    """Writes the address of a store's shards, so that this folder owns them. Raises OSError."""
+def _write_objects_address(store: Path, address: str, owner: str) -> None:
     path = store / OBJECTS_FILE
-    # Only the owner may read a password.
+    # Only the user of the store may read a password.
     mode = 0o666 if redact_url(address) == address else 0o600
     # In place, since its number in the file system is part of it.
     with open(os.open(path, os.O_RDWR | os.O_CREAT, mode), "wb") as file:
-        facts = ObjectsAddress(address, os.fstat(file.fileno()).st_ino)
+        # Also that of a copy, which may have been made without the rights of the file.
+        if mode == 0o600:
+            os.fchmod(file.fileno(), mode)
+        facts = ObjectsAddress(address, os.fstat(file.fileno()).st_ino, owner)
         file.write(json.dumps(facts._asdict()).encode())
         file.truncate()
         file.flush()
@@ -99,7 +125,11 @@ class RemoteStoreObjects(Objects):
 
     def __init__(self, store: Path, place: ObjectsAddress) -> None:
         self._store, self._place = store, place
-        self._remote = RemoteFolder(place.address)
+
+    @cached_property
+    def _remote(self) -> RemoteFolder:
+        # Opened late: some addresses connect then, and labels change without.
+        return RemoteFolder(self._place.address)
 
     def keep(self, path: Path, digest: str) -> None:
         """Uploads the file, and leaves it in its folder by the name of the object; see `Objects.keep`."""
@@ -108,9 +138,9 @@ class RemoteStoreObjects(Objects):
         size = path.stat().st_size
         with lock_name(self._store, _name_lock(digest)):
             # One that is there is read and not replaced: a training may be using it.
-            if note.exists() and self._is_sound(digest):
-                os.utime(note)
-            else:
+            if not self._renew(note, digest):
+                # A copy of the store must not: the store would not know of the shard, or delete it.
+                self.expect_owner(is_moved=False)
                 left = self._find_file(digest, LEFT)
                 left.touch()
                 sync_folder(note.parent)
@@ -150,12 +180,23 @@ class RemoteStoreObjects(Objects):
                 left.unlink(missing_ok=True)
 
     def expect_owner(self, *, is_moved: bool) -> None:
-        """Raises UsageError if this folder is a copy of the store that owns the shards; see `Objects.expect_owner`."""
+        """Raises UsageError if another folder owns the shards, and HeadwayError if the address cannot be reached."""
+        files = WritableFolder(self._place.address, _CONTENT)
         if is_moved:
-            write_objects_address(self._store, self._place.address)
-        elif (self._store / OBJECTS_FILE).stat().st_ino != self._place.inode:
-            what = f"this folder is a copy of a store, and both have their shards at {redact_url(self._place.address)}"
-            fix = "Collect the garbage of the other one. If that is no more, say so with --moved."
+            _take_shards(self._store, files)
+            return
+        moved = "run headway dataset gc --moved on this one."
+        fix = f"Use the store that has them. If that is no more, {moved}"
+        if (self._store / OBJECTS_FILE).stat().st_ino != self._place.inode:
+            what = f"this folder is a copy of a store, and both have their shards at {files.display_uri}"
+            raise UsageError(what, where=str(self._store), fix=fix)
+        if (owner := _read_owner(files)) is None:
+            what = f"{CLAIM_FILE}, which names the store that has the shards, is missing at {files.display_uri}"
+            fix = f"Check that the disk is mounted, or the bucket the right one. If the file was deleted, {moved}"
+            raise UsageError(what, where=str(self._store), fix=fix)
+        # Two stores were created at once, or a copy has taken them.
+        if owner != self._place.owner:
+            what = f"another store has taken the shards at {files.display_uri}"
             raise UsageError(what, where=str(self._store), fix=fix)
 
     def read(self, digest: str, start: int, length: int) -> bytes:
@@ -167,12 +208,18 @@ class RemoteStoreObjects(Objects):
     def open(self, digest: str) -> Iterator[memoryview]:
         """Fetches the shard into a file without a name, and maps it; see `Objects.open`."""
         size = self._expect_size(digest)
-        with tempfile.TemporaryFile(dir=self._store / STAGING) as file:
+        folder = self._store / STAGING
+        with ExitStack() as opened:
+            with _explain_write_errors(folder, size):
+                # Some copies lack empty folders.
+                folder.mkdir(exist_ok=True)
+                file = opened.enter_context(tempfile.TemporaryFile(dir=folder))
             for piece in self._fetch(digest, size):
-                file.write(piece)
-            file.flush()
-            with _map(file, size) as view:
-                yield view
+                with _explain_write_errors(folder, size):
+                    file.write(piece)
+                    # A full disk is noticed here, and not when the file is closed.
+                    file.flush()
+            yield opened.enter_context(_map(file, size))
 
     def _expect_size(self, digest: str) -> int:
         if (size := self.measure(digest)) is None:
@@ -189,6 +236,16 @@ class RemoteStoreObjects(Objects):
                 yield remote.read(name, start, min(_PIECE_BYTES, size - start)).data
         finally:
             remote.close()
+
+    def _renew(self, note: Path, digest: str) -> bool:
+        """Returns True if the shard is there and sound; its note says then that somebody is about to use it."""
+        try:
+            # Before the shard is read, which takes long, so that the garbage collection leaves it.
+            os.utime(note)
+        except FileNotFoundError:
+            return False
+        # A collection may have chosen it just before.
+        return self._is_sound(digest) and note.exists()
 
     def _is_sound(self, digest: str) -> bool:
         """Returns True if the shard at the address has the bytes of its name."""
@@ -225,6 +282,17 @@ class RemoteStoreObjects(Objects):
 def _name_lock(digest: str) -> str:
     # No data set has such a name. 256 locks are enough: who waits only does so for an upload.
     return f".objects-{digest[:2]}"
+
+
+@contextmanager
+def _explain_write_errors(folder: Path, size: int) -> Iterator[None]:
+    """Raises HeadwayError where a shard cannot be written into a folder of the store."""
+    try:
+        yield
+    except OSError as error:
+        what = f"a shard cannot be kept while it is read ({describe_os_error(error)})"
+        fix = f"Make room for {size:,} bytes, and check that you may write there."
+        raise HeadwayError(what, where=str(folder), fix=fix) from error
 
 
 @contextmanager
