@@ -88,6 +88,7 @@ def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("lab", cases(LABS))
 @pytest.mark.thin(1)
+@pytest.mark.timeout(1200)
 def test_the_blocks_of_a_lab_run_one_after_the_other(lab: Path, folder: Path) -> None:
     places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": places, "OMP_NUM_THREADS": "1"}
