@@ -280,7 +280,7 @@ for thread in threads:
     ("place", "after"),
     [
         ("publishing._sync", 0),
-        ("publishing._sync", 9),
+        ("publishing._sync", 2),
         ("publishing._put", 0),
         ("publishing._put", 2),
         ("publishing.sync_folder", 0),
