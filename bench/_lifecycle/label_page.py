@@ -150,6 +150,9 @@ def label_while_killed(browser: Browser, place: Path, labels: int) -> tuple[list
                 # One whole grid later, or at the end, the server is there again.
                 if number + 1 == kills[0] + GRID // 2 + GRID or number == labels - 1:
                     process = stack.enter_context(serve(store.folder, address[1]))[1]
+                if number + 1 in kills:
+                    # The images that come next are in the browser: without a server nobody could see them.
+                    browser.wait(AHEAD)
                 title = browser.evaluate("document.querySelector('.tile').title")
                 browser.press("Enter")
                 pressed += 1
