@@ -3,7 +3,7 @@
 The server is a process of its own. The clock of an upload begins with the first byte and ends with the answer to the
 last one, when all bytes are hashed with SHA-256 and synced to disk; making a version of them is no part of it. So the
 upload is of the IETF draft's form, and its last request is left out. Beside the rate stand CPU seconds of the server
-for each GB, and how much more memory is resident at its highest than before.
+for each GB, and how much more memory it has at its highest than before, mapped files left out.
 
 Another upload is a tar file of images, and its clock ends when their version is there: parsed, checked, packed and
 committed. Its images differ in the bytes behind their end alone, so that none is a duplicate.
@@ -47,7 +47,7 @@ def measure_uploads(folder: Path, options: argparse.Namespace) -> list[Claim]:
         ask(address, "PUT", "/datasets/bench", b"{}", {"Content-Type": "application/json"})
         for _ in range(rounds):
             place = begin_upload(address, size)
-            before, cpu_s = process.memory_info().rss, count_cpu_s(process)
+            before, cpu_s = count_own_bytes(process), count_cpu_s(process)
             with watch_memory(process) as peak:
                 began = time.perf_counter()
                 send_blocks(address, place, block, size)
@@ -69,7 +69,9 @@ def measure_uploads(folder: Path, options: argparse.Namespace) -> list[Claim]:
         Claim(
             "upload_cpu_s_gb", sorted(costs)[len(costs) // 2], "s", f"CPU of the server for each GB, median of {how}"
         ),
-        Claim("upload_memory_mb", max(peaks), "MB", f"resident memory above that before, the most of {how}"),
+        Claim(
+            "upload_memory_mb", max(peaks), "MB", f"memory without mapped files above that before, the most of {how}"
+        ),
     ]
 
 
@@ -81,7 +83,7 @@ def measure_additions(folder: Path, options: argparse.Namespace) -> list[Claim]:
     with serve(folder / "added") as (address, process):
         ask(address, "PUT", "/datasets/bench", b"{}", {"Content-Type": "application/json"})
         client = Client("http://{}:{}".format(*address))
-        before, cpu_s = process.memory_info().rss, count_cpu_s(process)
+        before, cpu_s = count_own_bytes(process), count_cpu_s(process)
         with watch_memory(process) as peak:
             began = time.perf_counter()
             added = client.upload("bench", body)["added"]
@@ -106,7 +108,7 @@ def measure_additions(folder: Path, options: argparse.Namespace) -> list[Claim]:
     how = f"a tar file of {images} images and {total / GB:.2f} GB, from the first byte to its version"
     return [
         Claim("addition_mb_s", rate, "MB/s", how),
-        Claim("addition_memory_mb", more, "MB", f"resident memory above that before, the most of {how}"),
+        Claim("addition_memory_mb", more, "MB", f"memory without mapped files above that before, the most of {how}"),
     ]
 
 
@@ -238,14 +240,20 @@ def count_cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+def count_own_bytes(process: psutil.Process) -> int:
+    """Returns the resident memory of a process without mapped files, whose pages the system takes back at need."""
+    found = process.memory_info()
+    return int(found.rss - found.shared)
+
+
 @contextlib.contextmanager
 def watch_memory(process: psutil.Process) -> Iterator[list[int]]:
-    """Collects the resident memory of a process every 20 ms."""
-    seen, ended = [process.memory_info().rss], threading.Event()
+    """Collects the memory of a process every 20 ms."""
+    seen, ended = [count_own_bytes(process)], threading.Event()
 
     def watch() -> None:
         while not ended.wait(0.02):
-            seen.append(process.memory_info().rss)
+            seen.append(count_own_bytes(process))
 
     thread = threading.Thread(target=watch)
     thread.start()
