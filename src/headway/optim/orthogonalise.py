@@ -107,6 +107,24 @@ def _is_faster_in_bf16(matrix: Tensor) -> bool:
     return is_large and multiplies_bf16(matrix.device.type)
 
 
+def count_multiply_adds(matrix: Tensor, ns_steps: int, precision: ProductPrecision) -> int:
+    """Counts the multiply-adds in which `orthogonalise` brings a matrix to equal singular values.
+
+    On CPUs `auto` counts as fp32, so that machines with AMX and without it count alike.
+    """
+    short, long = sorted((len(matrix), matrix[0].numel()))
+    uses_bf16 = matrix.dtype == torch.float32 and (precision == "bf16" or (precision == "auto" and matrix.is_cuda))
+    # The columns of a symmetric product from the diagonal on.
+    columns = short
+    if not matrix.is_cuda and not uses_bf16 and short >= FEWEST_STRIPS * STRIP:
+        columns = sum(min(STRIP, short - start) * (short - start) for start in range(0, short, STRIP)) / short
+    from_gram = not uses_bf16 and long >= WIDE * short
+    # In each round after the first: X X^T and X, or three products of its size, and X X^T once more for the square.
+    grams, squares = (1, 1 + 4 * (ns_steps - 1)) if from_gram else (ns_steps, ns_steps)
+    products = 1 if from_gram else ns_steps
+    return round(short * (columns * (grams * long + squares * short) + products * short * long))
+
+
 def check_precision(name: str, precision: object) -> None:
     """Raises UsageError if a precision is not one of ProductPrecision.
 

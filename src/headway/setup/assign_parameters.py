@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.launch.ranks import Ranks
+from headway.optim.footprint import count_multiply_adds
 from headway.parallel.owners import Owners
 from headway.parallel.parallel_recipe import AnyParallelRecipe, ShardedRecipe, divides_weights
 
@@ -22,6 +23,6 @@ def assign_parameters(
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     every = model.named_parameters(remove_duplicate=False)
     named = [(name, parameter) for name, parameter in every if id(parameter) in stepped]
-    owners = ranks.owners = Owners(named, *ranks.launched_place)
+    owners = ranks.owners = Owners(named, *ranks.launched_place, count_multiply_adds(optimizer, named))
     owners.drop_state(optimizer)
     return owners
