@@ -114,12 +114,13 @@ def count_multiply_adds(matrix: Tensor, ns_steps: int, precision: ProductPrecisi
     """
     short, long = sorted((len(matrix), matrix[0].numel()))
     uses_bf16 = matrix.dtype == torch.float32 and (precision == "bf16" or (precision == "auto" and matrix.is_cuda))
-    # The columns of a symmetric product from the diagonal on.
-    columns = short
+    # Columns of a symmetric product that are computed, on average over its rows.
+    columns = float(short)
     if not matrix.is_cuda and not uses_bf16 and short >= FEWEST_STRIPS * STRIP:
         columns = sum(min(STRIP, short - start) * (short - start) for start in range(0, short, STRIP)) / short
     from_gram = not uses_bf16 and long >= WIDE * short
-    # In each round after the first: X X^T and X, or three products of its size, and X X^T once more for the square.
+    # Either each round multiplies X twice, for X X^T and for the next X, and squares X X^T; or the first one alone does
+    # so, and each later one makes four products of the size of X X^T.
     grams, squares = (1, 1 + 4 * (ns_steps - 1)) if from_gram else (ns_steps, ns_steps)
     products = 1 if from_gram else ns_steps
     return round(short * (columns * (grams * long + squares * short) + products * short * long))

@@ -162,9 +162,10 @@ def choose_owners(parameters: Mapping[str, Tensor], ranks: int, multiply_adds: M
         multiply_adds: as for `Owners`.
     """
     names = sorted(parameters)
-    # A step without matrix products takes as long as its passes over memory.
-    sizes = [[parameters[name].nbytes for name in names], [multiply_adds.get(name, 0.0) for name in names]]
-    return dict(zip(names, assign_evenly(sizes, ranks), strict=True))
+    # Bytes are what is sent, and what a step without products reads and writes.
+    nbytes = [float(parameters[name].nbytes) for name in names]
+    products = [multiply_adds.get(name, 0.0) for name in names]
+    return dict(zip(names, assign_evenly((nbytes, products), ranks), strict=True))
 
 
 def find_largest_shares(
