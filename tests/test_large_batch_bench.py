@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench._accuracy import batch_arms, batch_curve, batch_table
+from bench._accuracy import batch_arms, batch_curve, batch_table, batch_wide
 from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell, at_edge, sweep
 from bench._accuracy.batch_worker import train
 from bench._accuracy.results import made_by
@@ -59,6 +59,28 @@ def records(accuracy: dict[str, float], sloping: str = "") -> list[dict[str, Any
             found -= 1e-3 * abs(job.lr - best) / batch_arms.first_grid(job.cell)[1] + 1e-4 * job.seed
             out.append({**job.key(), "accuracy": found})
     return out
+
+
+def test_the_wide_network_is_swept_around_the_best_rates_of_the_small_one() -> None:
+    assert batch_wide.WideTable([]).missing() == [], "which are not known yet"
+    kept = records(dict.fromkeys(batch_arms.NAMES, 0.70))
+    while missing := batch_wide.WideTable(kept).missing():
+        for job in missing:
+            best = 2 * batch_arms.first_grid(job.cell)[1]
+            found = 0.8 - 1e-5 * job.cell.batch - 1e-3 * abs(job.lr - best) / best
+            kept.append({**batch_wide.key(job), "accuracy": found})
+    # Half, once and twice the small one's best, and one more as twice is the best.
+    assert sum(one["bench"] == "wide" for one in kept) == len(batch_wide.CELLS) * (3 + 1 + 1)
+    claims, lacking = batch_wide.WideTable(kept).claims()
+    assert lacking == []
+    assert {claim.name: claim.value for claim in claims} == {
+        "gap_2048_wide": pytest.approx(1.792),
+        "gap_2048_same_wide": pytest.approx(1.792),
+        "gap_8192_wide": pytest.approx(7.936),
+    }
+    assert batch_table.Tables(kept).mean(batch_arms.CELLS[0]) == batch_table.Tables(kept[:-20]).mean(
+        batch_arms.CELLS[0]
+    ), "and the small network's table leaves its runs out"
 
 
 def test_a_table_is_made_of_kept_runs_alone() -> None:
