@@ -95,6 +95,15 @@ PIECES = (
         "device-resnet50", "How many images/s does ResNet-50 train, beside a plain loop?", bench="device", minutes=6.0
     ),
     _bench(
+        "device-resnet18",
+        "How many images/s does ResNet-18 train, beside a plain loop?",
+        "--network",
+        "resnet18",
+        bench="device",
+        minutes=4.0,
+        has_dry_run=False,
+    ),
+    _bench(
         "device-alexnet",
         "How many images/s does AlexNet train, beside a plain loop?",
         "--network",
