@@ -30,7 +30,7 @@ from headway.parallel.owners import Owners
 from headway.parallel.parallel_recipe import AsyncRecipe, SpatialRecipe, divides_weights
 from headway.parallel.rounds import Rounds
 from headway.setup import checks
-from headway.setup.assign_parameters import assign_parameters
+from headway.setup.assign_parameters import advise_owners, assign_parameters
 from headway.setup.choose_layers import resolve_layers
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
 from headway.setup.device import resolve_device
@@ -181,6 +181,10 @@ class _SetupBuilder:
         counts = None
         if first_batch is not None:
             counts = self._try_network(model, task, precision, first_batch)
+            if self.fresh and self.ranks is not None:
+                stepped = model if masters is None else masters
+                if advice := advise_owners(recipe, stepped, optimizer, counts, self.ranks.launched_size):
+                    LOG.info(advice)
             self._resolve_micro_batch(model, precision, first_batch)
             if self.fresh and self.ranks is not None:
                 self.loaded = resolve_until(self.loaded, model, self.inputs, self.ranks.launched_size)
