@@ -236,7 +236,7 @@ def test_what_makes_no_sense_is_refused() -> None:
     optimizer.use_bf16()
     for parameter in narrow:
         parameter.data = parameter.data.half()
-    with pytest.raises(UsageError, match="one is torch.float16"):
+    with pytest.raises(UsageError, match=r"one is torch.float16"):
         walk(optimizer, narrow, 0.1, steps=1)
     wide, narrow = parameters(), parameters()
     first, second = optim.LARS(wide, 0.1), made("lars, inside", narrow)

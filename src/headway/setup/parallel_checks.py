@@ -166,10 +166,11 @@ def _list_refused_by_experts(recipe: TrainRecipe) -> dict[str, bool]:
 def _list_refused_by_sharded(recipe: TrainRecipe) -> dict[str, bool]:
     if divides_weights(recipe.parallel):
         return _list_refused_by_full_shards(recipe)
+    has_masters = recipe.half_weights and recipe.optimizer.precision == "fp32"
     return _list_refused_by_owners(recipe) | {
         "optimizer.factory": recipe.optimizer.name == "own",
-        "half_weights and model.ema": recipe.half_weights and recipe.model.ema is not None,
-        "half_weights and optimizer.lookahead": recipe.half_weights and recipe.optimizer.lookahead is not None,
+        "half_weights and model.ema": has_masters and recipe.model.ema is not None,
+        "half_weights and optimizer.lookahead": has_masters and recipe.optimizer.lookahead is not None,
     }
 
 
