@@ -179,7 +179,7 @@ class TrainRecipe(RecipePart):
     network at the start (fp16 instead of bf16 on a GPU without units for bf16)."""
     half_weights: bool = False
     """Keep parameters and gradients in 16 bits too, except those of norms. The optimizer updates fp32 copies of the
-    parameters. Needs `precision` bf16 or fp16."""
+    parameters, unless `optimizer.precision` is bf16. Needs `precision` bf16 or fp16."""
     channels_last: bool = True
     """Use the channels-last memory format for images and filters: faster for convolutions on CPUs and on GPUs with
     tensor cores."""
@@ -340,6 +340,13 @@ class TrainRecipe(RecipePart):
         if self.half_weights and self.precision not in ("bf16", "fp16"):
             what = f"half_weights are 16 bit wide, and precision is {self.precision}"
             raise ValueError(f"{what}: set precision to bf16 or fp16, or remove half_weights")
+        if self.half_weights and self.optimizer.precision == "bf16":
+            if self.precision == "fp16":
+                what = "half_weights are fp16 here, and optimizer.precision: bf16 rounds weights to bf16"
+                raise ValueError(f"{what}: set precision to bf16, or optimizer.precision to fp32")
+            if self.optimizer.lookahead is not None:
+                what = "optimizer.lookahead writes fp32 weights into 16-bit ones, which loses small updates"
+                raise ValueError(f"{what}: remove it, or set optimizer.precision to fp32")
         if self.compile == "graphs":
             if self.device == "cpu":
                 raise ValueError(f"compile: {NO_GRAPHS}: set it to true or false")
