@@ -283,6 +283,7 @@ class _SetupBuilder:
             fix = "Was a folder packed that lies one level too high?"
             raise DataError(what, where=self.recipe.data.train, fix=fix)
         task = build_task(self.recipe.task, target, self.loaded.base)
+        checks.check_views(self.recipe, task)
         if self.recipe.task.factory == "auto":
             # Recorded by import path, so that the run is rebuilt with this task whatever its labels are then.
             name = f"{Task.__module__}:{BUILT_IN[target.kind].__name__}"

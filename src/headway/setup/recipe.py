@@ -107,6 +107,15 @@ class EvaluateRecipe(RecipePart):
     """Pixels by which two copies of each image are moved: one up and left, one down and right; reflection fills the
     border. The outputs are averaged, where the two copies together weigh as much as the image. It triples the time.
     With `flip`, all three are mirrored too. 1 is the evaluation of airbench94 (Jordan 2024, arXiv 2404.00498)."""
+    views_below: float | None = Field(default=None, gt=0, le=1)
+    """Compute these views only for images whose highest class probability without them is below this. All other images
+    take a single pass. It depends on the image alone, not on its batch. For networks that tell classes apart."""
+
+    @model_validator(mode="after")
+    def _check_views(self) -> EvaluateRecipe:
+        if self.views_below is not None and not (self.flip or self.shift):
+            raise ValueError("views_below chooses images for flip and shift, and neither is set: set one, or remove it")
+        return self
 
 
 class CheckpointRecipe(RecipePart):
