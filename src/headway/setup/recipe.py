@@ -72,11 +72,12 @@ class TaskRecipe(RecipePart):
     args: dict[str, Any] = {}
     """Keyword arguments of the task, for example {label_smoothing: 0.1}."""
     loss: str | None = None
-    """Import path of your own loss: a function loss(outputs, labels, **loss_args), or a class such as
-    torch.nn:SmoothL1Loss. It returns one number for each sample; a parameter `reduction` is set to 'none'. Unset: the
+    """Loss of a sample: cross_entropy or hinge for classes and for several labels; l1, l2, huber or rmse for numbers.
+    Or the import path of your own: a function loss(outputs, labels, **loss_args), or a class such as
+    torch.nn:SmoothL1Loss, that returns one number for each sample; a parameter `reduction` is set to 'none'. Unset: the
     loss of the task."""
     loss_args: dict[str, Any] = {}
-    """Keyword arguments of `loss`."""
+    """Keyword arguments of `loss`: delta of huber, margin of hinge, label_smoothing of cross_entropy, or your own."""
     metrics: tuple[Annotated[MetricRecipe, BeforeValidator(_expand_metric)], ...] = ()
     """Metrics beside those of the task. Classes: top2, top3, ..., precision, recall, f1, balanced_accuracy, auc;
     several labels: precision, recall, f1, micro_f1, auc, mean_average_precision; numbers: mae, rmse, r2. Or import
@@ -87,7 +88,7 @@ class TaskRecipe(RecipePart):
     @model_validator(mode="after")
     def _check_loss(self) -> TaskRecipe:
         if self.loss is None and self.loss_args:
-            raise ValueError("loss_args are for your own loss: set loss, or remove loss_args")
+            raise ValueError("loss_args are for the loss that you name: set loss, or remove loss_args")
         return self
 
 
