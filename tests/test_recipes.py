@@ -72,6 +72,8 @@ def test_it_is_built(path: Path) -> None:
         "resnet50": (25_557_032, 4.09e9),
         "cifar_net": (1_972_792, 118e6),
         "cifar_moe": (395_562, 10.2e6),
+        "cifar_resnet": (75_290, 12.4e6),
+        "vgg": (145_554, 2.7e6),
         "gru": (14_090, 209_536),
         "small_net": (16_794, 378_176),
     }
