@@ -160,6 +160,21 @@ def test_the_64k_recipe_has_the_numbers_of_the_reference_point() -> None:
     assert (ours.task, ours.data, ours.augment) == (theirs.task, theirs.data, theirs.augment)
 
 
+def test_the_rmsprop_warm_up_is_that_of_the_paper() -> None:
+    recipe = read("akiba-resnet50-32k")
+    optimizer, schedule, norm = recipe.optimizer, recipe.schedule, recipe.model.batch_norm
+    assert (recipe.batch, recipe.epochs, recipe.comm.wire) == (32_768, 90, "fp16")
+    assert (optimizer.name, optimizer.momentum, optimizer.smoothing, optimizer.eps) == ("rmsprop_sgd", 0.9, 0.99, 1e-8)
+    assert (optimizer.lr_rmsprop, optimizer.center_epochs, optimizer.period_epochs) == (3e-4, 10, 5)
+    # Half of 0.1 * batch / 256 at first, and a thousandth of it in the end.
+    rate = 0.1 * 32_768 / 256
+    assert optimizer.lr == pytest.approx(0.5 * rate)
+    assert schedule.milestones_epochs == (40, 70, 85)
+    assert optimizer.lr * schedule.gamma**3 == pytest.approx(0.001 * rate, rel=1e-2)
+    assert norm is not None
+    assert norm.recompute_batches == 1
+
+
 def test_the_sizes_are_those_of_ffcv() -> None:
     """rn50_40_epochs.yaml: start_ramp 29, end_ramp 34, sizes rounded to the nearest 32."""
     progressive = read("ffcv-resnet50").data.progressive
