@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench._accuracy import batch_arms, batch_curve, batch_table, batch_wide
-from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell, at_edge, sweep
+from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell
 from bench._accuracy.batch_worker import train
 from bench._accuracy.results import made_by
 from bench._accuracy.workers import WorkerEndedError, work
@@ -28,24 +27,6 @@ def test_commits_stand_beside_a_table_and_mixed_ones_are_named() -> None:
     tables = batch_table.Tables([{**key, "accuracy": 0.5, "commit": "abc"}])
     assert tables.made_by() == "commit: abc (1 runs)"
     assert [row[-1] for row in tables.rows()][:2] == ["commit", "abc"]
-
-
-def test_a_sweep_is_extended_until_its_best_is_inside() -> None:
-    def accuracy(lr: float) -> float:
-        return 1 - abs(lr - 1.6) / 10
-
-    grid, kept = [0.1, 0.2, 0.4, 0.8], dict[float, float]()
-    while (asked := sweep(kept, grid))[0]:
-        kept |= {lr: accuracy(lr) for lr in asked[0]}
-    assert asked[1] == 1.6
-    assert sorted(kept) == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
-    kept = {}
-    while (asked := sweep(kept, grid))[0]:
-        kept |= {lr: -lr for lr in asked[0]}
-    assert asked[1] == pytest.approx(0.1 / 16), "and no further than four times"
-    assert at_edge(kept)
-    assert not at_edge({0.1: 0.5, 0.2: 0.6, 0.4: 0.5})
-    assert sweep(dict.fromkeys(grid, -math.inf), grid) == ([], None), "where nothing reaches the target"
 
 
 def records(accuracy: dict[str, float], sloping: str = "") -> list[dict[str, Any]]:
@@ -159,20 +140,6 @@ def test_every_arm_is_a_recipe(cell: Cell, tmp_path: Path) -> None:
     norm = recipe.model.batch_norm
     assert norm is not None
     assert (norm.recompute_batches or 0) * recipe.batch == batch_arms.STATISTICS
-
-
-def test_steps_to_a_target_lie_between_two_evaluations() -> None:
-    assert batch_curve.steps_to([(10, 0.2), (20, 0.5), (30, 0.7), (40, 0.5)]) == 25
-    assert batch_curve.steps_to([(10, 0.2)]) is None
-
-
-def test_three_regimes() -> None:
-    steps = [1000, 500, 260, 160, 110, 101, 98]
-    names = ["perfect", "perfect", "perfect", "diminishing", "diminishing", "none", "none"]
-    assert batch_curve.regimes(steps) == names
-    assert batch_curve.regimes([8, 4, 2]) == ["perfect"] * 3
-    assert batch_curve.regimes([8, 8, 8]) == ["perfect", "none", "none"]
-    assert batch_curve.regimes([8]) == ["perfect"]
 
 
 def reaching(batch: int, steps: float, best: int = 1, optimizer: str = "sgd") -> list[dict[str, Any]]:

@@ -14,12 +14,13 @@ from functools import cache
 from typing import Any, final
 
 from bench._accuracy import batch_arms, narrow
-from bench._accuracy.batch_arms import LARGE, LARGEST, NAMES, SEEDS, SMALL, STEP, TUNING_SEED, Cell, Job, at_edge, sweep
+from bench._accuracy.batch_arms import LARGE, LARGEST, NAMES, SEEDS, SMALL, STEP, TUNING_SEED, Cell, Job
 from bench._accuracy.batch_table import Tables
 from bench._accuracy.results import Results, code, commit, digest
 from bench._accuracy.workers import work
 from bench._common import Claim, report
 from bench._common import table as table_on_screen
+from headway.sweep.steps_curve import extend_grid, is_at_edge
 
 WIDTH = 32
 """16 times as many multiply-adds as with width 8, and 295,000 parameters."""
@@ -71,7 +72,7 @@ class WideTable:
     def sweep(self, cell: Cell) -> tuple[list[float], float | None]:
         """(learning rates to be run yet, the best one); neither while the small network's best is not known."""
         best = self._small.best(cell)
-        return ([], None) if best is None else sweep(self.tuned(cell), [best / STEP, best, best * STEP])
+        return ([], None) if best is None else extend_grid(self.tuned(cell), [best / STEP, best, best * STEP])
 
     def missing(self) -> list[Job]:
         out = []
@@ -91,7 +92,7 @@ class WideTable:
         for cell in CELLS:
             tried = "  ".join(f"{lr:g}: {1e2 * accuracy:.2f}" for lr, accuracy in self.tuned(cell).items())
             best, found = self.sweep(cell)[1], self.accuracy(cell)
-            edge = best is not None and at_edge(self.tuned(cell))
+            edge = best is not None and is_at_edge(self.tuned(cell))
             chosen = "not yet" if best is None else f"{best:g}{' (at the edge)' if edge else ''}"
             rows.append(
                 (str(cell.batch), NAMES[cell.arm], tried, chosen, "missing" if found is None else f"{1e2 * found:.2f}")
@@ -108,7 +109,7 @@ class WideTable:
         )
         for name, small, large in pairs:
             before, after = self.accuracy(small), self.accuracy(large)
-            edges = [cell for cell in (small, large) if self.tuned(cell) and at_edge(self.tuned(cell))]
+            edges = [cell for cell in (small, large) if self.tuned(cell) and is_at_edge(self.tuned(cell))]
             if before is None or after is None:
                 lacking.append(f"{name}: runs are missing")
             elif edges:

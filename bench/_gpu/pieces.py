@@ -20,6 +20,7 @@ TESTS = (
         "export/test_onnx_target.py",
         "observe/test_nvml.py",
         "observe/test_host_syncs.py",
+        "observe/test_layer_times.py",
         "watch/test_watch_torch.py",
         "optim/test_fused_optimizer.py",
         "optim/test_optimizer.py",

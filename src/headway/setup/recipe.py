@@ -367,6 +367,14 @@ class TrainRecipe(RecipePart):
         if self.activation_checkpointing is not False and self.compile is not False:
             what = "torch.compile decides itself which activations are kept for backward"
             raise ValueError(f"{what}: remove activation_checkpointing, or compile")
+        if self.observe.layer_times:
+            for key, is_set in (
+                ("compile", self.compile is not False),
+                ("activation_checkpointing", self.activation_checkpointing is not False),
+            ):
+                if is_set:
+                    what = f"observe.layer_times measures layers as they run one after another, not with {key}"
+                    raise ValueError(f"{what}: remove one of them")
         # An empty list would silently checkpoint nothing.
         if self.activation_checkpointing == ():
             fix = "write for example activation_checkpointing: ['^layer1'], or true"
