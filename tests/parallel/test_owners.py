@@ -18,7 +18,7 @@ from headway.comm.reducer import BucketPlan, Reducer
 from headway.core.errors import UsageError
 from headway.model import resnet50
 from headway.observe.layer_statistics import LayerStatistics
-from headway.optim import MasterWeights, build_optimizer
+from headway.optim import MasterWeights, build_optimizer, convert_to_bf16
 from headway.optim.footprint import count_multiply_adds
 from headway.optim.layer_rates import measure_layer_rates
 from headway.optim.optimizer_recipe import read_optimizer
@@ -58,6 +58,7 @@ CASES = {
     "loss scale, clipped": Case({"name": "adamw", "lr": 0.01}, precision="fp16", clip_norm=0.5),
     "muon, loss scale, clipped": Case(MUON, precision="fp16", clip_norm=0.5),
     "16-bit weights": Case({"name": "adamw", "lr": 0.01}, precision="bf16", half_weights=True),
+    "all in 16 bits": Case({"name": "lamb", "lr": 0.01, "precision": "bf16"}, precision="bf16", half_weights=True),
     "one tensor": Case(SGD, precision="fp16", has_one_tensor=True),
     "16-bit wire": Case(SGD, wire="fp16"),
 }
@@ -101,14 +102,17 @@ class Run:
             self.owners = build_owners(self.net, self.optimizer, world.rank, world.size)
             self.owners.drop_state(self.optimizer)
             self.owners.connect(communicator, BUCKET_BYTES)
-        if case.half_weights:
+        keeps_masters = case.half_weights and case.optimizer.get("precision") != "bf16"
+        if case.half_weights and not keeps_masters:
+            convert_to_bf16(self.net)
+        if keeps_masters:
             more = {} if self.owners is None else {"is_elsewhere": self.owners.is_elsewhere}
             self.masters = MasterWeights(self.net, self.optimizer, torch.bfloat16, **more)
         # The tree adds in pairs of ranks, as the owners do.
         plan = BucketPlan(lambda nbytes: "tree", bucket_bytes=BUCKET_BYTES, wire=case.wire)
         build = None if self.owners is None else self.owners.build_bucket
         self.reducer = Reducer(named, communicator, plan=plan, measures_noise=True, build_bucket=build)
-        self.precision = Precision(case.precision, world.device, masters=self.masters)
+        self.precision = Precision(case.precision, world.device, masters=self.masters, is_narrow=case.half_weights)
         self.stepped = [one for group in self.optimizer.param_groups for one in group["params"]]
         rates = partial(measure_layer_rates, self.optimizer)
         self.layers = LayerStatistics(
@@ -228,7 +232,7 @@ def test_each_state_gradient_and_master_is_on_one_rank(results: list[dict[str, F
     ranks = [result[name] for result in results]
     assert sum(one.state_bytes[1] for one in ranks) == ranks[0].state_bytes[0]
     assert sum(one.masters[1] for one in ranks) == ranks[0].masters[0]
-    assert (ranks[0].masters[0] > 0) == CASES[name].half_weights
+    assert (ranks[0].masters[0] > 0) == (name == "16-bit weights")
     assert sum(one.kept_gradients for one in ranks) == len(list(network(CASES[name]).parameters()))
 
 

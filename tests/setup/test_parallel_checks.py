@@ -32,6 +32,12 @@ def parse(parallel: dict[str, Any], **changes: Any) -> TrainRecipe:
             " process has a part: take for example sgd, adamw or lamb, or take another strategy",
         ),
         (
+            {"strategy": "local"},
+            {"optimizer": {"name": "adamw", "lr": 0.1, "precision": "bf16"}},
+            "parallel.strategy local does not work with optimizer.precision: bf16, as its rounding is alike on all"
+            " processes for whole weights that all of them step together: set it to fp32, or take another strategy",
+        ),
+        (
             {"strategy": "async"},
             {"half_weights": True, "precision": "bf16"},
             "parallel.strategy async does not work with half_weights, as its processes take no steps together: set it"

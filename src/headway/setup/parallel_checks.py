@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headway.parallel.parallel_recipe import (
     AsyncRecipe,
+    DataParallelRecipe,
     ExpertsRecipe,
     HybridRecipe,
     LocalRecipe,
@@ -41,6 +42,7 @@ ADVICE = {
     "compile": ("layers exchange values between processes while they run", "set it to false"),
     "compile: graphs": ("", "set it to true or false"),
     "compile with observe.activations": ("they are those of one more pass, of the network alone", "remove one of them"),
+    "data.partition: independent": ("processes share samples, or take them as they are free", "set it to global"),
     "half_weights": ("", "set it to false"),
     "half_weights and model.ema": (MASTERS, "remove one of them"),
     "half_weights and optimizer.lookahead": (MASTERS, "remove one of them"),
@@ -52,6 +54,7 @@ ADVICE = {
     "model.unfreeze_at": (GATHERED, "remove it"),
     "observe.activations": ("one process alone cannot run the network", "remove it"),
     "observe.layer_rates": ("it needs whole layers on one process", "set it to false"),
+    "observe.layer_times": ("layers also wait for other processes, which is no time of theirs", "set it to false"),
     "observe.noise_scale": (
         "it needs the gradients of all weights for the samples of each process, and their sum",
         "set it to false",
@@ -66,6 +69,10 @@ ADVICE = {
         " none",
         "take muon",
     ),
+    "optimizer.precision: bf16": (
+        "its rounding is alike on all processes for whole weights that all of them step together",
+        "set it to fp32",
+    ),
     "precision": ("each process would decide for itself which steps its loss scale skips", "set it to bf16 or fp32"),
     "several interfaces in comm.interface": (NOT_SUMMED, "name one"),
 }
@@ -77,7 +84,8 @@ def check_parallel(recipe: TrainRecipe) -> None:
     is_async = isinstance(recipe.parallel, AsyncRecipe)
     if is_async:
         check_async(recipe)
-    for key, is_set in _list_refused(recipe).items():
+    refused = _list_refused(recipe) | _list_refused_by_shared_steps(recipe)
+    for key, is_set in refused.items():
         if is_set:
             which = " with what: all" if divides_weights(recipe.parallel) else ""
             why, fix = ADVICE.get(key) or ADVICE[key.partition(":")[0]]
@@ -108,6 +116,16 @@ def _list_refused(recipe: TrainRecipe) -> dict[str, bool]:
     return {}
 
 
+def _list_refused_by_shared_steps(recipe: TrainRecipe) -> dict[str, bool]:
+    """Returns what only strategies allow whose ranks read and compute their own samples alone."""
+    is_alone = isinstance(recipe.parallel, DataParallelRecipe | LocalRecipe)
+    reads_alone = is_alone or isinstance(recipe.parallel, ShardedRecipe)
+    return {
+        "observe.layer_times": recipe.observe.layer_times and not is_alone,
+        "data.partition: independent": recipe.data.partition == "independent" and not reads_alone,
+    }
+
+
 def _list_refused_by_spatial(recipe: TrainRecipe) -> dict[str, bool]:
     norm = recipe.model.batch_norm
     return {
@@ -129,6 +147,7 @@ def _list_refused_by_divided(recipe: TrainRecipe) -> dict[str, bool]:
     return {
         "optimizer.factory" if name == "own" else f"optimizer.name: {name}": name not in DIVISIBLE,
         "precision: fp16": recipe.precision == "fp16",
+        "optimizer.precision: bf16": recipe.optimizer.precision == "bf16",
         "half_weights": recipe.half_weights,
         "observe.noise_scale": recipe.observe.noise_scale,
         "observe.layer_rates": recipe.observe.layer_rates,
@@ -161,10 +180,11 @@ def _list_refused_by_experts(recipe: TrainRecipe) -> dict[str, bool]:
 def _list_refused_by_sharded(recipe: TrainRecipe) -> dict[str, bool]:
     if divides_weights(recipe.parallel):
         return _list_refused_by_full_shards(recipe)
+    has_masters = recipe.half_weights and recipe.optimizer.precision == "fp32"
     return _list_refused_by_owners(recipe) | {
         "optimizer.factory": recipe.optimizer.name == "own",
-        "half_weights and model.ema": recipe.half_weights and recipe.model.ema is not None,
-        "half_weights and optimizer.lookahead": recipe.half_weights and recipe.optimizer.lookahead is not None,
+        "half_weights and model.ema": has_masters and recipe.model.ema is not None,
+        "half_weights and optimizer.lookahead": has_masters and recipe.optimizer.lookahead is not None,
     }
 
 
@@ -204,6 +224,7 @@ def _list_refused_by_local(recipe: TrainRecipe) -> dict[str, bool]:
         "precision: fp16": recipe.precision == "fp16",
         "optimizer.factory": recipe.optimizer.name == "own",
         "optimizer.name soap": recipe.optimizer.name == "soap",
+        "optimizer.precision: bf16": recipe.optimizer.precision == "bf16",
         "optimizer.lookahead": recipe.optimizer.lookahead is not None,
         "model.ema.every_steps": ema is not None and ema.every_steps != 1,
     }

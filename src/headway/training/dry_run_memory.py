@@ -43,7 +43,7 @@ def list_memory(setup: TrainSetup, workload: Workload, share: int, micro_batch: 
     weights, gradients = sum(map(count_bytes, model.parameters())), workload.step.exchange.gradient_bytes
     # Autocast keeps its 16-bit copies of the weights for the backward pass.
     copies = f"fp32; the {recipe.precision} copies count as kept for backward"
-    about = "" if recipe.precision == "fp32" or setup.masters is not None else copies
+    about = "" if recipe.precision == "fp32" or setup.precision.is_narrow else copies
     # Normalised images are fp32, all others stay bytes.
     wide = 4 if recipe.augment.normalise else 1
     # A gradient of an activation lives only until the layer before it has used it: the largest layer sets the need.
