@@ -150,6 +150,16 @@ def test_data_that_a_lab_cannot_read_are_named_in_a_sentence(lab: ModuleType, tm
     assert "there is no such" in refuse(tmp_path / "nothing")
 
 
+def test_the_exercise_without_data_says_how_it_is_called() -> None:
+    for script in ("serial", "parallel"):
+        call = [sys.executable, str(LABS / f"cifar_{script}.py")]
+        done = subprocess.run(call, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"cifar_{script}.py FOLDER [SAMPLES]" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.check
 def test_digits_are_written_once_as_idx_files(lab: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     train, held_out = lab.open_sets(None)

@@ -14,6 +14,8 @@ from lab import build_network, count_right, evaluate, open_sets, prepare
 import headway
 import headway.comm.hvd as hvd
 
+if len(sys.argv) < 2:
+    raise SystemExit(__doc__)
 hvd.init()
 SAMPLES = int(sys.argv[2]) if len(sys.argv) > 2 else 30_000
 ROUNDS = 4  # evaluations

@@ -13,6 +13,8 @@ from lab import build_network, count_right, evaluate, open_sets, prepare
 
 import headway
 
+if len(sys.argv) < 2:
+    raise SystemExit(__doc__)
 SAMPLES = int(sys.argv[2]) if len(sys.argv) > 2 else 30_000
 ROUNDS = 4  # evaluations
 BATCH, PEAK_RATE, WARMUP = 64, 0.05, 0.2
