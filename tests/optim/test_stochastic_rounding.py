@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests._waits import waits_refused
 from tests.optim._cases import CASES, distance, give, gradients, parameters, walk
 from torch import Tensor, nn
 
@@ -166,6 +167,26 @@ def test_a_skipped_step_changes_nothing(name: str, kind: torch.dtype, fused: boo
     for parameter, weight, state in zip(params, before, states, strict=True):
         assert torch.equal(parameter, weight)
         assert all(torch.equal(optimizer.state[parameter][key], value) for key, value in state.items())
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_the_same_random_bits() -> None:
+    values = torch.randn(3000, generator=torch.Generator().manual_seed(2))
+    found = values.cuda()
+    StochasticRounding(1).round_([found], [0], torch.tensor([4.0], device="cuda"), 1)
+    assert torch.equal(found.cpu(), rounded(values, step=4, array=1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FEW)
+def test_no_step_waits_for_the_device(name: str) -> None:
+    params: list[Tensor] = [nn.Parameter(one.detach().cuda()) for one in parameters(torch.bfloat16)]
+    optimizer = made(name, params)
+    for grads in gradients(3):
+        give(params, [grad.cuda() for grad in grads])
+        with waits_refused():
+            optimizer.step()
+    assert all(parameter.isfinite().all() for parameter in params)
 
 
 def test_every_array_of_a_matrix_optimizer_but_its_matrices_is_rounded() -> None:
