@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,14 @@ def test_it_goes_on_bit_for_bit_by_checkpoint_and_by_state_dict(name: str, fused
             other.load_state_dict(state_dict)
         walk(other, others, CASES[name][2], steps=4, seed=2)
         assert all(torch.equal(left, right) for left, right in zip(params, others, strict=True))
+
+
+def test_a_copy_rounds_as_the_original() -> None:
+    params, optimizer = walked("lamb", torch.bfloat16, steps=2)
+    others, other = copy.deepcopy((params, optimizer))
+    walk(optimizer, params, 0.02, steps=2)
+    walk(other, others, 0.02, steps=2)
+    assert all(torch.equal(left, right) for left, right in zip(params, others, strict=True))
 
 
 @pytest.mark.parametrize("fused", [True, False])
