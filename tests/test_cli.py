@@ -18,7 +18,7 @@ from tests._support import command, digits, finished, headway, packed_digits, re
 
 VERBS = (
     *("init", "pack", "verify", "train", "evaluate", "predict", "report", "landscape", "assess", "schedule"),
-    *("doctor", "tune", "plan", "bench-links", "replay", "sweep", "ensemble", "export", "serve"),
+    *("doctor", "tune", "plan", "bench-links", "replay", "sweep", "curve", "ensemble", "export", "serve"),
     *("dataset", "annotations", "croissant", "lineage"),
     *("mine", "loop", "index", "runs"),
     *("serve-data", "data-token"),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench._accuracy import batch_arms, batch_curve, batch_table
-from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell, at_edge, sweep
+from bench._accuracy import batch_arms, batch_curve, batch_table, batch_wide
+from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell
 from bench._accuracy.batch_worker import train
 from bench._accuracy.results import made_by
 from bench._accuracy.workers import WorkerEndedError, work
@@ -30,24 +29,6 @@ def test_commits_stand_beside_a_table_and_mixed_ones_are_named() -> None:
     assert [row[-1] for row in tables.rows()][:2] == ["commit", "abc"]
 
 
-def test_a_sweep_is_extended_until_its_best_is_inside() -> None:
-    def accuracy(lr: float) -> float:
-        return 1 - abs(lr - 1.6) / 10
-
-    grid, kept = [0.1, 0.2, 0.4, 0.8], dict[float, float]()
-    while (asked := sweep(kept, grid))[0]:
-        kept |= {lr: accuracy(lr) for lr in asked[0]}
-    assert asked[1] == 1.6
-    assert sorted(kept) == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
-    kept = {}
-    while (asked := sweep(kept, grid))[0]:
-        kept |= {lr: -lr for lr in asked[0]}
-    assert asked[1] == pytest.approx(0.1 / 16), "and no further than four times"
-    assert at_edge(kept)
-    assert not at_edge({0.1: 0.5, 0.2: 0.6, 0.4: 0.5})
-    assert sweep(dict.fromkeys(grid, -math.inf), grid) == ([], None), "where nothing reaches the target"
-
-
 def records(accuracy: dict[str, float], sloping: str = "") -> list[dict[str, Any]]:
     """What a results file holds once all is done, where accuracy depends on the arm, the batch and the rate alone; of
     the sloping arm the lowest rate is always the best."""
@@ -59,6 +40,28 @@ def records(accuracy: dict[str, float], sloping: str = "") -> list[dict[str, Any
             found -= 1e-3 * abs(job.lr - best) / batch_arms.first_grid(job.cell)[1] + 1e-4 * job.seed
             out.append({**job.key(), "accuracy": found})
     return out
+
+
+def test_the_wide_network_is_swept_around_the_best_rates_of_the_small_one() -> None:
+    assert batch_wide.WideTable([]).missing() == [], "which are not known yet"
+    kept = records(dict.fromkeys(batch_arms.NAMES, 0.70))
+    while missing := batch_wide.WideTable(kept).missing():
+        for job in missing:
+            best = 2 * batch_arms.first_grid(job.cell)[1]
+            found = 0.8 - 1e-5 * job.cell.batch - 1e-3 * abs(job.lr - best) / best
+            kept.append({**batch_wide.key(job), "accuracy": found})
+    # Half, once and twice the small one's best, and one more as twice is the best.
+    assert sum(one["bench"] == "wide" for one in kept) == len(batch_wide.CELLS) * (3 + 1 + 1)
+    claims, lacking = batch_wide.WideTable(kept).claims()
+    assert lacking == []
+    assert {claim.name: claim.value for claim in claims} == {
+        "gap_2048_wide": pytest.approx(1.792),
+        "gap_2048_same_wide": pytest.approx(1.792),
+        "gap_8192_wide": pytest.approx(7.936),
+    }
+    assert batch_table.Tables(kept).mean(batch_arms.CELLS[0]) == batch_table.Tables(kept[:-20]).mean(
+        batch_arms.CELLS[0]
+    ), "and the small network's table leaves its runs out"
 
 
 def test_a_table_is_made_of_kept_runs_alone() -> None:
@@ -137,20 +140,6 @@ def test_every_arm_is_a_recipe(cell: Cell, tmp_path: Path) -> None:
     norm = recipe.model.batch_norm
     assert norm is not None
     assert (norm.recompute_batches or 0) * recipe.batch == batch_arms.STATISTICS
-
-
-def test_steps_to_a_target_lie_between_two_evaluations() -> None:
-    assert batch_curve.steps_to([(10, 0.2), (20, 0.5), (30, 0.7), (40, 0.5)]) == 25
-    assert batch_curve.steps_to([(10, 0.2)]) is None
-
-
-def test_three_regimes() -> None:
-    steps = [1000, 500, 260, 160, 110, 101, 98]
-    names = ["perfect", "perfect", "perfect", "diminishing", "diminishing", "none", "none"]
-    assert batch_curve.regimes(steps) == names
-    assert batch_curve.regimes([8, 4, 2]) == ["perfect"] * 3
-    assert batch_curve.regimes([8, 8, 8]) == ["perfect", "none", "none"]
-    assert batch_curve.regimes([8]) == ["perfect"]
 
 
 def reaching(batch: int, steps: float, best: int = 1, optimizer: str = "sgd") -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from headway.training.dry_run import DryRun, dry_run
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(path for path in (ROOT / "recipes").glob("*.yaml") if not path.name.endswith(".space.yaml"))
-SMALL = ("cifar", "finetune", "digits")
+SMALL = ("cifar", "finetune", "digits", "large-batch")
 """What the names of recipes for images of 8 or 32 pixels begin with."""
 OF_IMAGENET = [path for path in RECIPES if not path.stem.startswith(SMALL)]
 PLAIN = ("imagenet-resnet50-1632", "tencent-alexnet-bn-64k")
@@ -72,6 +72,8 @@ def test_it_is_built(path: Path) -> None:
         "resnet50": (25_557_032, 4.09e9),
         "cifar_net": (1_972_792, 118e6),
         "cifar_moe": (395_562, 10.2e6),
+        "cifar_resnet": (75_290, 12.4e6),
+        "vgg": (145_554, 2.7e6),
         "gru": (14_090, 209_536),
         "small_net": (16_794, 378_176),
     }
@@ -156,6 +158,21 @@ def test_the_64k_recipe_has_the_numbers_of_the_reference_point() -> None:
     kept = {"groups": ()}
     assert ours.optimizer.model_copy(update=kept) == theirs.optimizer.model_copy(update=kept)
     assert (ours.task, ours.data, ours.augment) == (theirs.task, theirs.data, theirs.augment)
+
+
+def test_the_rmsprop_warm_up_is_that_of_the_paper() -> None:
+    recipe = read("akiba-resnet50-32k")
+    optimizer, schedule, norm = recipe.optimizer, recipe.schedule, recipe.model.batch_norm
+    assert (recipe.batch, recipe.epochs, recipe.comm.wire) == (32_768, 90, "fp16")
+    assert (optimizer.name, optimizer.momentum, optimizer.smoothing, optimizer.eps) == ("rmsprop_sgd", 0.9, 0.99, 1e-8)
+    assert (optimizer.lr_rmsprop, optimizer.center_epochs, optimizer.period_epochs) == (3e-4, 10, 5)
+    # Half of 0.1 * batch / 256 at first, and a thousandth of it in the end.
+    rate = 0.1 * 32_768 / 256
+    assert optimizer.lr == pytest.approx(0.5 * rate)
+    assert schedule.milestones_epochs == (40, 70, 85)
+    assert optimizer.lr * schedule.gamma**3 == pytest.approx(0.001 * rate, rel=1e-2)
+    assert norm is not None
+    assert norm.recompute_batches == 1
 
 
 def test_the_sizes_are_those_of_ffcv() -> None:

@@ -18,13 +18,12 @@ from bench._accuracy.batch_arms import (
     TUNING_SEED,
     Cell,
     Job,
-    at_edge,
     first_grid,
     settings,
-    sweep,
 )
 from bench._accuracy.results import made_by
 from bench._common import Claim
+from headway.sweep.steps_curve import extend_grid, is_at_edge
 
 BASELINE, LINEAR, LAST = Cell(SMALL, "sgd"), Cell(LARGEST, "linear"), Cell(LARGEST, "ghost")
 LAST_LARGE = Cell(LARGE, "ghost")
@@ -62,11 +61,11 @@ class Tables:
 
     def best(self, cell: Cell) -> float | None:
         """The learning rate that was chosen; None while the sweep is not done."""
-        return sweep(self.tuned(cell), first_grid(cell))[1]
+        return extend_grid(self.tuned(cell), first_grid(cell))[1]
 
     def at_edge(self, cell: Cell) -> bool:
         """Whether the one that was chosen is the lowest or highest tried."""
-        return self.best(cell) is not None and at_edge(self.tuned(cell))
+        return self.best(cell) is not None and is_at_edge(self.tuned(cell))
 
     def accuracies(self, cell: Cell) -> list[float]:
         """Of the seeds of the table, at the learning rate that was chosen."""
@@ -82,7 +81,7 @@ class Tables:
         """Runs to be done as things stand; a sweep's end, and what is longer, follow from them."""
         out = []
         for cell in CELLS:
-            lrs, best = sweep(self.tuned(cell), first_grid(cell))
+            lrs, best = extend_grid(self.tuned(cell), first_grid(cell))
             out += [Job(cell, lr, TUNING_SEED) for lr in lrs]
             out += self._seeds(cell, best)
         for last in (LAST_LARGE, LAST):

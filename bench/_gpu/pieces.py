@@ -20,6 +20,7 @@ TESTS = (
         "export/test_onnx_target.py",
         "observe/test_nvml.py",
         "observe/test_host_syncs.py",
+        "observe/test_layer_times.py",
         "watch/test_watch_torch.py",
         "optim/test_fused_optimizer.py",
         "optim/test_optimizer.py",
@@ -94,6 +95,15 @@ PIECES = (
     _bench("loop", "How much time does the Trainer add to a hand-written loop?", minutes=2.0),
     _bench(
         "device-resnet50", "How many images/s does ResNet-50 train, beside a plain loop?", bench="device", minutes=6.0
+    ),
+    _bench(
+        "device-resnet18",
+        "How many images/s does ResNet-18 train, beside a plain loop?",
+        "--network",
+        "resnet18",
+        bench="device",
+        minutes=4.0,
+        has_dry_run=False,
     ),
     _bench(
         "device-alexnet",

@@ -246,6 +246,29 @@ def test_neighbouring_seeds_give_unrelated_permutations() -> None:
     assert np.abs(relation).max() < 5 / math.sqrt(n)
 
 
+def test_workers_with_orders_of_their_own_read_from_the_whole_set() -> None:
+    n, workers = 1000, 4
+    order, positions = Order(n, 7), np.arange(2 * n)
+    assert order.for_worker(0) is order
+    orders = [order.for_worker(worker) for worker in range(workers)]
+    assert len({one.seed for one in orders}) == workers
+    # A step of 20 positions gives each worker five.
+    epochs, served = np.empty_like(positions), np.empty_like(positions)
+    for worker, one in enumerate(orders):
+        own = positions % 20 // 5 == worker
+        epochs[own], served[own] = one(positions[own])
+        for epoch in range(2):
+            samples = served[own & (epochs == epoch)]
+            # A worker takes no sample twice in an epoch, and its samples come from all of the set.
+            assert len(np.unique(samples)) == len(samples) == n // workers
+            assert samples.min() < 50
+            assert samples.max() > 950
+    missed = [1 - len(np.unique(served[epochs == epoch])) / n for epoch in range(2)]
+    assert missed == pytest.approx([0.75**4] * 2, abs=0.05)
+    # Anew in the second epoch.
+    assert (served[:n] != served[n:]).mean() > 0.99
+
+
 def test_small_ranges_get_more_rounds() -> None:
     assert [count_rounds(n) for n in (1, SMALL_RANGE_SIZE - 1, SMALL_RANGE_SIZE, 2**62)] == [20, 20, 6, 6]
 

@@ -9,8 +9,9 @@ import torch
 from tests.optim._cases import OPTIMIZER_NAMES
 from torch import nn
 
+from headway.model.flops import MultiplyAddCounter
 from headway.optim import build_optimizer, convert_to_bf16, read_optimizer
-from headway.optim.footprint import estimate_footprint
+from headway.optim.footprint import count_multiply_adds, estimate_footprint
 
 EXTRA: dict[str, dict[str, Any]] = {"lbsgd": {"warmup": "lars", "batch_scale": 2}}
 
@@ -67,3 +68,28 @@ def test_layers_with_a_trust_ratio_are_gone_through_once_more() -> None:
     layerwise = estimate_footprint(build_optimizer(read_optimizer(name="lars", lr=0.1), model))
     assert layerwise.state_bytes == plain.state_bytes
     assert layerwise.moved_bytes == plain.moved_bytes + 2 * weights
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        ({"name": "muon"}, 0),
+        # In every third step, without QR decompositions, which torch does not count.
+        ({"name": "soap", "precondition_every": 3}, sum(4 / 3 * side**3 / 3 for side in (8, 27, 5, 288))),
+        ({"name": "lamb"}, 0),
+    ],
+)
+def test_matrix_products_are_those_that_the_steps_make(options: dict[str, Any], missing: float) -> None:
+    model = network()
+    optimizer = build_optimizer(read_optimizer(lr=0.1, **options), model)
+    expected = count_multiply_adds(optimizer, model.named_parameters())
+    found = []
+    for _ in range(4):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        with MultiplyAddCounter() as counter:
+            optimizer.step()
+        found.append(counter.total)
+    # SOAP's first step makes no step of Adam.
+    assert sum(found[1:]) / 3 + missing == pytest.approx(sum(expected.values()))
+    assert all(dict(model.named_parameters())[name].ndim > 1 for name in expected)

@@ -8,10 +8,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests._support import finished, headway, packed_digits, write_recipe
 
 from headway.page.panel import Panel
+from headway.report.layer_clocks import LayerClocks
 from headway.report.step_anatomy import StepPart, build_panels, list_step_parts
 
 NAMES = [
@@ -74,6 +76,27 @@ def test_what_cannot_be_told_apart_is_not_split() -> None:
     outside = ("first batch", "evaluate")
     whole = sum(seconds for stage, seconds in SUMMARY["seconds_by_stage"].items() if stage not in outside)
     assert sum(once.values()) == pytest.approx(whole / 100)
+
+
+@pytest.mark.parametrize("weighted", [(1, 4, 6), (1, 6), (4,), ()])
+def test_clocks_of_layers_give_each_part_a_number_of_its_own(weighted: tuple[int, ...]) -> None:
+    names = ("(network)", "a", "a.norm", "block", "block.b", "block.relu", "head")
+    clocks = np.arange(1.0, 8.0)
+    weights = np.array([float(place in weighted) for place in range(7)])
+    layers = LayerClocks(names, 1e-3 * clocks, 2e-3 * clocks, weights, step_s=0.001, steps=4, device="cpu")
+    found = {part.name: part for part in list_step_parts(SUMMARY, "cpu", layers)}
+    assert list(found) == NAMES
+    assert not any(part.is_shared for part in found.values())
+    forward = [found[name].loop_s or 0.0 for name in ("activation, layer 1", "activation, layer 2", "output")]
+    backward = [found[f"back-propagation, layer {number}"].loop_s or 0.0 for number in (1, 2, 3)]
+    # Nothing is lost, and nothing counts twice.
+    assert sum(forward) == pytest.approx(0.028)
+    assert backward == pytest.approx([2 * one for one in forward])
+    if weighted == (1, 4, 6):
+        # The first layer has its norm; the containers are between the layers.
+        assert forward == pytest.approx([0.003, 0.018, 0.007])
+    assert found["update of the weights"].loop_s == 0.001
+    assert found["optimizer"].loop_s == pytest.approx(0.004 - 0.001)
 
 
 def test_a_run_of_before_has_no_stage_of_the_loss() -> None:

@@ -149,6 +149,31 @@ def test_a_run_on_a_gpu(run: RunFolder) -> None:
     assert told(made(run))["model FLOPs utilisation"].startswith(f"{1000 * 24e9 / 156e12 / 4:.1%} of")
 
 
+def test_the_gpu_of_every_rank_is_drawn_over_time(run: RunFolder) -> None:
+    about(run, device="NVIDIA A100-SXM4-80GB")
+    gpu(run, busy=np.full(240, 0.9), memory_bytes=np.full(240, 4e9), temperature_c=np.linspace(40, 70, 240))
+    found = made(run)
+    assert found.keys() == {"utilisation", "utilisation-table", "gpu-memory", "gpu-temperature"}
+    assert set(series(found["gpu-memory"])["the leading rank"]) == {4}
+    for name, busy in (("10", 0.5), ("2", 0.7)):
+        temperature = np.full(240, math.nan if name == "10" else 80.0)
+        write(
+            run,
+            f"gpu-{name}",
+            nvml.COLUMNS,
+            busy=np.full(240, busy),
+            memory_bytes=DIPS * 1e9,
+            temperature_c=temperature,
+        )
+    found = made(run)
+    assert list(series(found["gpu-busy"])) == ["the leading rank", "rank 2", "rank 10"]
+    assert np.mean(series(found["gpu-busy"])["rank 10"]) == pytest.approx(50)
+    assert list(series(found["gpu-temperature"])) == ["the leading rank", "rank 2"]
+    rows = found["gpu-table"].data["rows"]
+    assert rows[0] == ["the leading rank", "90.0%", "unknown", "4 GB", "70 °C"]
+    assert rows[2] == ["rank 10", "50.0%", "unknown", "900 MB", "unknown"]
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

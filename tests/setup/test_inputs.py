@@ -11,8 +11,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -22,6 +24,7 @@ from tests.data.tiers._server import Server, make_pack, serving
 from headway.core import sample_progress
 from headway.core.cpu_count import count_usable_cores
 from headway.core.recipe import read_recipe
+from headway.data.order import Order
 from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.memory import MemoryTier
 from headway.setup.build import build_setup
@@ -59,6 +62,29 @@ def test_a_run_says_where_its_data_are_and_what_decodes(folder: Path, tmp_path: 
     headway("report", tmp_path / "none")
     assert f"1 thread of {cores} core" in (tmp_path / "none/report.html").read_text()
     assert "Training data is read in place: local files are mapped" in (tmp_path / "none/report.html").read_text()
+
+
+def test_workers_may_read_independently_from_the_whole_set(folder: Path, tmp_path: Path) -> None:
+    recipe = read_recipe(folder / "recipe.yaml", ("data.partition=independent",), TrainRecipe)
+    setup = build_setup(recipe)
+    order = Order(180, recipe.recipe.seed)
+    with closing(setup.inputs):
+        for rank in range(2):
+            stream = iter(setup.batches(0, rank, 2))
+            batches = [next(stream) for _ in range(3)]
+            positions = np.arange(15 * rank, 15 * rank + 15)
+            assert batches[0].samples.tolist() == order.for_worker(rank)(positions)[1].tolist()
+            # A run that goes on at a later position reads the same samples, augmented alike.
+            (again,) = islice(setup.batches(60, rank, 2), 1)
+            assert (again.samples.tolist(), again.seed) == (batches[2].samples.tolist(), order.for_worker(rank).seed)
+        assert setup.inputs.build_state(recipe.recipe)["partition"] == "independent"
+    path = folder / "recipe.yaml"
+    headway("train", path, "--run", tmp_path / "run", "epochs=1")
+    said = refused("train", "--resume", tmp_path / "run", "data.partition=independent", status=2)
+    assert "data.partition" in said
+    more = ("data.partition=independent", "parallel=async")
+    said = refused("train", path, "--run", tmp_path / "other", *more, status=2)
+    assert "parallel.strategy async does not work with data.partition: independent" in said
 
 
 def test_a_resume_with_less_memory_keeps_the_data_elsewhere(

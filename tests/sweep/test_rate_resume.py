@@ -146,7 +146,7 @@ def test_a_stopped_search_is_not_taken_for_a_failed_row(
 def test_two_searches_in_one_folder_are_refused(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_search(monkeypatch)
     find_rates(path, (), OPTIONS, tmp_path / "out")
-    with RatesFolder.open(tmp_path / "out").lock(), pytest.raises(UsageError, match="another process"):
+    with RatesFolder(tmp_path / "out").search.lock(), pytest.raises(UsageError, match="another process"):
         resume_rates(tmp_path / "out")
     with pytest.raises(UsageError, match=f"headway sweep --lr --resume {tmp_path}/out"):
         find_rates(path, (), OPTIONS, tmp_path / "out")

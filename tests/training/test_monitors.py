@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import socket
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tests._support import finished, free_port, headway, packed_digits, records, refused, running, write_recipe
+from tests.observe.test_nvml import Driver
 
 from headway.core import row_file
+from headway.core.run_folder import RunFolder
+from headway.data.batch_plan import BatchPlan
 from headway.observe import load_sampler
-from headway.observe.host_load import COLUMNS
+from headway.observe.host_load import COLUMNS, HostLoadSource
+from headway.observe.nvml import COLUMNS as COLUMNS_OF_GPU
+from headway.observe.nvml import GpuSource
+from headway.training import monitors
 
 OF_A_STEP = {"wait", "augment", "forward", "loss", "backward", "optimizer"}
 
@@ -54,6 +62,28 @@ def test_the_load_is_sampled_while_a_run_trains(folder: Path, tmp_path: Path, mo
     own = table.values[:, 0, COLUMNS.index("own")]
     assert (own > 0).all()
     assert (own <= 1).all()
+
+
+def test_every_rank_writes_the_load_of_its_gpu(tmp_path: Path) -> None:
+    gpu, host = GpuSource(Driver(), "handle"), HostLoadSource([0])
+    plan, run = BatchPlan(30), RunFolder(tmp_path / "run")
+    for name, is_lead in (("0", True), ("1", False), ("2", False)):
+        trainer: Any = SimpleNamespace(
+            is_lead=is_lead, step=4, setup=SimpleNamespace(plan=plan), ranks=SimpleNamespace(name=name), run_folder=run
+        )
+        for source in (gpu, host):
+            for row in source.read(1.0):
+                monitors._append_row(trainer, source, row)
+    # The host's load is the leading rank's alone.
+    assert sorted(path.name for path in run.folder.iterdir()) == ["gpu-1.rows", "gpu-2.rows", "gpu.rows", "host.rows"]
+    assert list(run.list_process_rows("gpu")) == ["", "1", "2"]
+    for path in run.list_process_rows("gpu").values():
+        table = row_file.read_rows(path)
+        assert table is not None
+        assert table.positions.tolist() == [120]
+        assert table.values[0, 0, COLUMNS_OF_GPU.index("temperature_c")] == 61
+    sampler: Any = SimpleNamespace(latest={"gpu_memory_bytes": 5e9, "gpu_temperature_c": math.nan, "host_own": 0.5})
+    assert monitors._select_gpu_numbers(sampler) == {"gpu_memory_bytes": 5e9}
 
 
 def test_a_run_is_the_same_with_it_and_without(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ from headway.setup.recipe import TrainRecipe
 from headway.training.progress import SilentDisplay
 from headway.training.trainer import Trainer
 
-ALL = "observe={layer_rates: true, activations: ['1', '3'], noise_scale: true, noise_every_steps: 2, noise_window: 8}"
+ALL = (
+    "observe={layer_rates: true, layer_times: true, activations: ['1', '3'], noise_scale: true, noise_every_steps: 2,"
+    " noise_window: 8}"
+)
 OFF = "observe={on_divergence: ignore, utilisation: false}"
 
 
@@ -272,11 +276,15 @@ def test_all_ranks_stop_at_one_step(folder: Path, tmp_path: Path) -> None:
         ("observe={noise_every_steps: 5}", "set noise_scale: true, or remove it"),
         ("observe={noise_scale: true, noise_window: 3}", "at least 8"),
         ("observe={layer_rate: true}", "layer_rates"),
+        ("observe={layer_times: true} compile=true", "one after another, not with compile: remove one of them"),
+        ("observe={layer_times: true} parallel=sharded", "does not work with observe.layer_times"),
         ("observe={on_divergence: halt}", "ignore"),
     ],
 )
 def test_what_cannot_be_observed_is_refused(folder: Path, tmp_path: Path, overrides: str, match: str) -> None:
-    assert match in refused("train", folder / "recipe.yaml", "--run", tmp_path / "run", overrides, status=2)
+    assert match in refused(
+        "train", folder / "recipe.yaml", "--run", tmp_path / "run", *re.split(r" (?=\w+=)", overrides), status=2
+    )
 
 
 def test_three_samples_have_no_halves(folder: Path, tmp_path: Path) -> None:
@@ -311,6 +319,13 @@ def test_the_report_shows_it_also_beside_another_run(folder: Path, tmp_path: Pat
     line = found["noise-scale"].data["series"][0]["y"]
     assert all(a <= y <= b for a, y, b in zip(band["low"], line, band["high"], strict=True) if y is not None)
     assert "critical batch" in found["noise-scale"].note
+    times = table_of(small, "layer_times")
+    assert found["layer-times"].data["names"] == list(times.names)
+    parts = {row[0]: row for row in found["anatomy-table"].data["rows"]}
+    assert len(parts) == 15
+    # Each has a number of its own.
+    assert not [row for row in parts.values() if "in the number above" in row[3]]
+    assert "the last layer" in parts["output"][3]
     headway("report", small)
     assert not [name for name in panels(small) if name.startswith("compared")]
     plain = tmp_path / "plain"

@@ -24,7 +24,7 @@ from headway.data.batch_plan import BatchPlan
 from headway.optim.state_check import describe_tensor, find_state_fault
 
 # Entries of `data` that checkpoints of older versions do not have.
-ADDED_DATA_KEYS = ("channels", "classes")
+ADDED_DATA_KEYS = ("channels", "classes", "partition")
 
 
 def select_by_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -152,7 +152,7 @@ def expect_same_data(recorded: Mapping[str, Any], current: Mapping[str, Any], wh
         recorded_value = recorded.get(name)
         if recorded_value != value:
             subject = f"the data's {name}" if name in ("fingerprint", *ADDED_DATA_KEYS) else f"the {name}"
-            verb = "differ" if name in ADDED_DATA_KEYS else "differs"
+            verb = "differ" if name.endswith("s") else "differs"
             values = ""
             if all(type(shown) in (int, str) and len(str(shown)) < 20 for shown in (value, recorded_value)):
                 values = f" ({recorded_value!r} then, {value!r} now)"

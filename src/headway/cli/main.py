@@ -253,6 +253,7 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
 
 app.command()(training.train)
 app.command(cls=VerbWithGroups)(many.sweep)
+app.command()(many.curve)
 
 
 @app.command()

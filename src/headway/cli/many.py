@@ -1,4 +1,4 @@
-"""The verb `sweep`, which trains many runs at once."""
+"""The verbs `sweep` and `curve`, which train many runs at once."""
 
 from __future__ import annotations
 
@@ -175,6 +175,52 @@ def _find_rates(
     print_result(rates.to_json(), as_json, rates.describe())
     if rates.has_failed:
         raise typer.Exit(1)
+
+
+# Typer reads the options from the signature.
+def curve(
+    context: typer.Context,
+    recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE", help="A YAML recipe.")] = None,
+    overrides: Overrides = None,
+    batches: Annotated[
+        str | None, typer.Option(help="Batches, two or more, for example 64,128,256. Required.", metavar="N,N")
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(help="Value that the recipe's metric has to reach. Default: that of stop_at.", metavar="VALUE"),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Runs of each batch with the rate that was found.", metavar="N")
+    ] = 3,
+    out: Annotated[Path | None, typer.Option(help="Folder to create. Default: sweeps/NAME-curve.")] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Processes that train at once. Default: one for each GPU, else for each core.", metavar="N"
+        ),
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the curve in this folder.", metavar="FOLDER")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the steps to a target by batch.
+
+    Each batch trains at its own best learning rate. The page shows where perfect scaling ends, and where a larger
+    batch saves no more steps.
+    """
+    from headway.sweep.batch_curve import CurveOptions, draw_curve, resume_curve
+
+    if resume is not None:
+        given = list_given_options(context) - {"as_json"}
+        _refuse_others(given, RESUME_OPTIONS, "Write headway curve --resume FOLDER, without other settings.")
+        result = resume_curve(resume)
+    else:
+        if recipe is None or batches is None:
+            fix = "Write headway curve RECIPE --batches 64,128,256, or headway curve --resume FOLDER."
+            raise UsageError("a curve needs a recipe and batches", fix=fix)
+        sizes = tuple(parse_batch(text) for text in split_list(batches))
+        wanted = CurveOptions(batches=sizes, target=target, seeds=seeds, slots=slots)
+        result = draw_curve(recipe, overrides or (), wanted, out)
+    print_result(result.to_json(), as_json, result.describe())
 
 
 def _refuse_others(given: set[str], taken: set[str], fix: str) -> None:

@@ -127,6 +127,15 @@ class RunFolder:
         """Returns the path of the numbers per layer, rank or device; see `headway.core.row_file`."""
         return self.folder / f"{kind}.rows"
 
+    def process_rows_path(self, kind: str, name: str) -> Path:
+        """Returns the path of the numbers of one process; of the leading one it is that of `rows_path`."""
+        return self.rows_path(f"{kind}-{name}" if name else kind)
+
+    def list_process_rows(self, kind: str) -> dict[str, Path]:
+        """Lists the paths of the numbers of all processes by their names; the leading one is named ""."""
+        paths = [self.rows_path(kind), *sorted(self.folder.glob(f"{kind}-*.rows"), key=_split_number)]
+        return {path.stem.removeprefix(kind).removeprefix("-"): path for path in paths if path.is_file()}
+
     def process_ids_path(self, name: str) -> Path:
         """Returns the path of one process's ids; a process that trains alone is named ""."""
         return self.folder / f"ids-{name}.bin" if name else self.ids_path
@@ -353,6 +362,12 @@ def _count_id_bytes(path: Path, position: int) -> int:
     content = path.read_bytes()
     rows = np.frombuffer(content[: len(content) // IDS_BYTES * IDS_BYTES], "<i8").reshape(-1, IDS_BYTES // 8)
     return int(np.searchsorted(rows[:, 0], position)) * IDS_BYTES
+
+
+def _split_number(path: Path) -> tuple[int, str]:
+    """Returns a key that sorts names with numbers by these: 2 before 10."""
+    digits = "".join(one for one in path.stem if one.isdigit())
+    return int(digits or 0), path.stem
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

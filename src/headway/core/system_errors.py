@@ -37,7 +37,18 @@ MORE_MEMORY = "Allow more (ulimit -v, the control group), or set a smaller batch
 LEAST_BYTES = 1 << 30
 
 # Verbs that import PyTorch.
-LOAD_TORCH = {"train", "evaluate", "predict", "landscape", "doctor", "tune", "bench-links", "ensemble", "export"}
+LOAD_TORCH = {
+    "train",
+    "evaluate",
+    "predict",
+    "landscape",
+    "doctor",
+    "tune",
+    "bench-links",
+    "ensemble",
+    "export",
+    "curve",
+}
 
 
 def expect_address_space(verb: str) -> None:

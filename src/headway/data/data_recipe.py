@@ -115,6 +115,10 @@ class DataRecipe(RecipePart):
     """Number of batches that are decoded in advance."""
     window: int | None = Field(default=None, ge=1)
     """Number of samples that are shuffled together. Unset: all. Set fewer for disks that seek slowly."""
+    partition: Literal["global", "independent"] = "global"
+    """How several processes share the training set. `global`: one order for all, so each sample is served once an
+    epoch. `independent`: each reads at random from the whole set, by a seed of its own; an epoch then misses some
+    samples and repeats others."""
     image_transform: str | None = None
     """Import path of your function make(), which returns a transform of one training image: of torchvision v2 or
     albumentations, or any function of a numpy array. It gets uint8 [H, W, C] images after crop and resize, torchvision

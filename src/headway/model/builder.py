@@ -108,18 +108,18 @@ def find_initialiser(
         function = import_user_object(recipe.init, base=base, what="model.init")
         if not callable(function):
             raise RecipeError(f"{recipe.init!r} is a {type(function).__name__}, no function", where="model.init")
-        name, arguments = recipe.init, [model]
+        name, arguments, more = recipe.init, [model], recipe.init_args
     # Loaded weights are not to be overwritten by an initialisation.
     elif recipe.weights is None and callable(getattr(model, "initialise", None)):
         function = model.initialise
-        name, arguments = f"{type(model).__name__}.initialise", []
+        name, arguments, more = f"{type(model).__name__}.initialise", [], {}
     else:
         return None
 
     def initialise(images: torch.Tensor) -> None:
         try:
             with torch.no_grad():
-                function(*arguments, images)
+                function(*arguments, images, **more)
         except HeadwayError:
             raise
         except Exception as error:

@@ -79,7 +79,7 @@ class ModelRecipe(RecipePart):
     """The network and its initial state, which `headway.model.builder` builds."""
 
     network_keys: ClassVar[tuple[str, ...]] = (
-        *("args", "weights", "freeze", "unfreeze_at", "freeze_after", "init", "zero_init", "blur_pool"),
+        *("args", "weights", "freeze", "unfreeze_at", "freeze_after", "init", "init_args", "zero_init", "blur_pool"),
     )
     """Keys that are about the network that `factory` builds: its arguments, weights, parameters and blocks."""
 
@@ -106,6 +106,8 @@ class ModelRecipe(RecipePart):
     init: str | None = None
     """Import path of a function `init(model, images)`, called once with the first batch, without gradients. Unset: the
     network's own method `initialise(images)`, if it has one and no `weights` are loaded."""
+    init_args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of `init`, for example `init: headway.model:init_xavier` with `init_args: {magnitude: 2.3}`."""
     zero_init: bool = False
     """Set the scale of the last batch norm of each residual block to zero, so that the block begins as the identity
     (Goyal et al. 2017, arXiv 1706.02677, section 5.1)."""
@@ -121,6 +123,8 @@ class ModelRecipe(RecipePart):
     def _check_combination(self) -> ModelRecipe:
         if self.unfreeze_at and not self.freeze:
             raise ValueError("unfreeze_at is about parameters that freeze matches: set freeze, or remove unfreeze_at")
+        if self.init_args and self.init is None:
+            raise ValueError("init_args are those of init: set init, or remove init_args")
         # Weights bring scales of their own.
         if self.zero_init and self.weights is not None:
             raise ValueError("zero_init would undo what the weights have learnt: remove zero_init, or weights")

@@ -26,6 +26,9 @@ class ObserveRecipe(RecipePart):
     it listens on all interfaces, and anyone who reaches them can read the numbers without a password."""
     layer_rates: bool = False
     """At logging steps, record the norms of each layer's weights, gradient and step, and its local learning rate."""
+    layer_times: bool = False
+    """At logging steps, record the time of each module in the forward and in the backward pass, and of the optimizer's
+    step. The hooks make such a step slower."""
     activations: tuple[str, ...] = ()
     """Regular expressions (re.fullmatch) on module names. At logging steps, record percentiles of the outputs of these
     modules, and of the inputs of batch norms."""

@@ -1,7 +1,8 @@
-"""Memory that an optimizer needs, and memory traffic of its step, both known before the first step."""
+"""Memory that an optimizer needs, and memory traffic and products of its step, all known before the first step."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -74,3 +75,20 @@ def estimate_footprint(optimizer: torch.optim.Optimizer, own_state_share: float 
             # Weights are read and written, gradients read, states read and written.
             moved_bytes += 3 * parameter_bytes + 2 * arrays_bytes
     return OptimizerFootprint(state_bytes, moved_bytes)
+
+
+def count_multiply_adds(optimizer: torch.optim.Optimizer, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
+    """Returns the multiply-adds of the matrix products that a step makes for a parameter; others have no products.
+
+    Products that are made every few steps count as their mean.
+
+    Args:
+        parameters: (name, parameter) of all that the optimizer steps.
+    """
+    if not isinstance(optimizer, FusedOptimizer):
+        return {}
+    counts: dict[Tensor, float] = {}
+    for group in optimizer.param_groups:
+        count = optimizer._build_update_rule(group).count_multiply_adds
+        counts |= {} if count is None else {parameter: count(parameter) for parameter in group["params"]}
+    return {name: counts[parameter] for name, parameter in parameters if counts.get(parameter)}

@@ -19,6 +19,7 @@ from headway.page.panel import Panel
 from headway.report import (
     async_panels,
     callback_panels,
+    layer_clocks,
     local_panels,
     observation_panels,
     step_anatomy,
@@ -26,6 +27,7 @@ from headway.report import (
     utilisation_panels,
 )
 from headway.report.class_table import build_class_table
+from headway.report.layer_clocks import LayerClocks
 from headway.setup.input_wording import TIER_PHRASES, describe_decoding
 from headway.setup.metric_catalog import TOP
 from headway.setup.run_log import NON_METRIC_KEYS
@@ -78,7 +80,8 @@ def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
         path.unlink()
     train = [record for record in records if record["kind"] == "train"]
     other_load = utilisation_panels.read_other_load(run)
-    write_panels(run, _build_run_panels(records, summary, about, recipe, other_load))
+    layers = layer_clocks.read_layer_clocks(run, about["device"])
+    write_panels(run, _build_run_panels(records, summary, about, recipe, other_load, layers))
     write_panels(run, [*straggler_panels.build_panels(run), *utilisation_panels.build_panels(run, records, about)])
     write_panels(run, observation_panels.build_panels(run, train, beside))
     write_panels(run, [*async_panels.build_panels(run, train), *local_panels.build_panels(train)])
@@ -102,6 +105,7 @@ def _build_run_panels(
     about: dict[str, Any],
     recipe: str,
     other_load: float | None,
+    layers: LayerClocks | None,
 ) -> list[Panel]:
     train = [record for record in records if record["kind"] == "train"]
     evaluated = [record for record in records if record["kind"] == "evaluate"]
@@ -112,7 +116,8 @@ def _build_run_panels(
         *_build_time_panels(train, summary),
         *callback_panels.build_panels(records),
         *_build_input_table(summary),
-        *step_anatomy.build_panels(summary, about["device"]),
+        *step_anatomy.build_panels(summary, about["device"], layers),
+        *([] if layers is None else layer_clocks.build_panels(layers)),
         *build_class_table(evaluated, summary.get("best"), about["target"]["classes"]),
         *_build_recipe_tables(about, recipe),
     ]

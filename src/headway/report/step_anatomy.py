@@ -1,14 +1,14 @@
 """The fifteen parts of one training step, from reading the images to the return to the beginning.
 
-Parts that share one measurement all show their sum: no time is split by a guess. The layers of a network, for example,
-have one clock on the host, and on a GPU not even that.
+Parts that share one measurement all show their sum: no time is split by a guess. With `observe.layer_times` each
+part has a clock of its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from headway.core.exchange_waits import select_exchanges
@@ -16,13 +16,14 @@ from headway.core.text_format import pluralise
 from headway.observe import host_syncs
 from headway.page import panel
 from headway.page.panel import Panel
+from headway.report.layer_clocks import LayerClocks
 
 # Stages of the loader's thread that make a batch from bytes.
 PREPARE_STAGES = ("order", "decode", "labels")
 # Stages that do not belong to a step.
 OUTSIDE_STAGES = ("evaluate", "checkpoint", "regroup", "first batch")
 
-NO_LAYER_CLOCK = "; single layers are not timed"
+NO_LAYER_CLOCK = "; observe.layer_times: true times single layers"
 # (part, stage of the loop's clock that includes it, remark on the measurement)
 NETWORK_PARTS = (
     ("activation, layer 1", "forward", NO_LAYER_CLOCK),
@@ -56,12 +57,13 @@ class StepPart:
     note: str
 
 
-def list_step_parts(summary: Mapping[str, Any], device: str) -> tuple[StepPart, ...]:
+def list_step_parts(summary: Mapping[str, Any], device: str, layers: LayerClocks | None = None) -> tuple[StepPart, ...]:
     """Lists the parts of the mean step, as measured on the leading rank; empty if the run made no step.
 
     Args:
         summary: Summary of the run.
         device: `cpu`, or the name of a GPU.
+        layers: Clocks of single layers; None: the run has none.
     """
     steps, seconds = summary["step"], summary["seconds_by_stage"]
     if not steps:
@@ -72,7 +74,7 @@ def list_step_parts(summary: Mapping[str, Any], device: str) -> tuple[StepPart, 
         known = stage if stage in seconds else "forward"
         rows.append((name, known, None, f"the loop's clock: {known}{more}"))
     sharing = Counter(stage for _, stage, _, _ in rows)
-    return tuple(
+    parts = tuple(
         StepPart(
             name=name,
             stage=stage,
@@ -82,6 +84,14 @@ def list_step_parts(summary: Mapping[str, Any], device: str) -> tuple[StepPart, 
             note=note,
         )
         for name, stage, loader_s, note in rows
+    )
+    clocks = {} if layers is None else layers.list_parts(seconds.get("optimizer", 0.0) / steps)
+    # A clock of its own takes a part out of the stage that it shared.
+    return tuple(
+        replace(part, stage=part.name, loop_s=clocks[part.name][0], is_shared=False, note=clocks[part.name][1])
+        if part.name in clocks
+        else part
+        for part in parts
     )
 
 
@@ -130,9 +140,9 @@ def _sum_loader_seconds(loader: Mapping[str, Any], stages: Sequence[str]) -> flo
     return sum(images / rates[stage] for stage in stages if stage in rates)
 
 
-def build_panels(summary: Mapping[str, Any], device: str) -> list[Panel]:
+def build_panels(summary: Mapping[str, Any], device: str, layers: LayerClocks | None = None) -> list[Panel]:
     """Builds the bars of the loop and the loader's thread, and the table of all parts; empty before the run ends."""
-    parts = list_step_parts(summary, device) if summary else ()
+    parts = list_step_parts(summary, device, layers) if summary else ()
     if not parts:
         return []
     steps, seconds = summary["step"], summary["seconds_by_stage"]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from headway.core import row_file
 from headway.core.run_folder import RunFolder
 from headway.core.text_format import format_bytes
 from headway.observe import host_load, nvml
@@ -19,40 +16,13 @@ from headway.observe.utilisation import (
     describe_load,
     is_busy_but_light,
     match_intervals,
-    resample,
-    summarise_load,
 )
 from headway.page import panel
 from headway.page.panel import Panel
-from headway.report.thinning import round_value, split_into_points
+from headway.report import gpu_panels
+from headway.report.load_readings import LoadLine, LoadReadings, average_blocks, choose_time_unit, read_load
 
 SECTION = "Time"
-
-Numbers = NDArray[np.float64]
-# (label, times, values)
-LoadLine = tuple[str, list[float], list[float | None]]
-
-
-@final
-@dataclass(frozen=True)
-class _LoadReadings:
-    """Readings of one device, by column."""
-
-    columns: Mapping[str, Numbers]
-
-    def __getitem__(self, name: str) -> Numbers:
-        return self.columns[name]
-
-    def compute_mean(self, name: str) -> float:
-        """Computes the mean of the known readings; NaN if there are none."""
-        # NVML does not know every value on every device: unknown readings are NaN.
-        known = self[name][np.isfinite(self[name])]
-        return float(known.mean()) if len(known) else float("nan")
-
-    def summarise(self, name: str) -> LoadStatistics | None:
-        # Samples come at uneven times, and statistics of swings and periods need even ones.
-        spacing_s, values = resample(self["seconds"], self[name])
-        return summarise_load(values, spacing_s)
 
 
 def build_panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mapping[str, Any]) -> list[Panel]:
@@ -64,7 +34,7 @@ def build_panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mappi
         records: Records of metrics.jsonl.
         about: Provenance of the run.
     """
-    host, gpu = _read_load(run, host_load.SOURCE_KIND), _read_load(run, nvml.SOURCE_KIND)
+    host, gpu = read_load(run.rows_path(host_load.SOURCE_KIND)), read_load(run.rows_path(nvml.SOURCE_KIND))
     main, column = (host, "own") if about["device"] == "cpu" else (gpu, "busy")
     # Too few readings of the GPU say nothing, but those of the host still do.
     if main is None or (statistics := main.summarise(column)) is None:
@@ -73,6 +43,8 @@ def build_panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mappi
     out = [_build_utilisation_chart(main, column, host, records)]
     if gpu is not None and np.isfinite(gpu["power_w"]).any():
         out.append(_build_power_chart(gpu))
+    if gpu is not None:
+        out += gpu_panels.build_panels(run)
     rows = [*_list_load_rows(statistics), *_list_period_rows(statistics, run, summary)]
     rows += _list_host_rows(main) if main is host else [*_list_gpu_rows(main), *_list_host_rows(host)]
     rows += _list_peak_rows(run, summary, about)
@@ -84,7 +56,7 @@ def build_panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mappi
 
 def read_other_load(run: RunFolder) -> float | None:
     """Reads the mean share of the usable cores that other programs took during a run; None if it is unknown."""
-    host = _read_load(run, host_load.SOURCE_KIND)
+    host = read_load(run.rows_path(host_load.SOURCE_KIND))
     # Runs of earlier versions have no such column.
     if host is None or "others" not in host.columns:
         return None
@@ -92,34 +64,26 @@ def read_other_load(run: RunFolder) -> float | None:
     return share if np.isfinite(share) else None
 
 
-def _read_load(run: RunFolder, kind: str) -> _LoadReadings | None:
-    table = row_file.read_rows(run.rows_path(kind))
-    if table is None or not len(table.steps):
-        return None
-    values = table.values[:, 0].astype(np.float64)
-    return _LoadReadings({name: values[:, place] for place, name in enumerate(table.columns)})
-
-
-def _build_host_table(host: _LoadReadings) -> Panel:
+def _build_host_table(host: LoadReadings) -> Panel:
     note = "The GPU was not sampled, or not for long enough. Install nvidia-ml-py if it is missing."
     given: dict[str, Any] = {"section": SECTION, "order": 352, "note": note, "width": "full"}
     return panel.table("utilisation-table", "Use of the host", ("measure", "value"), _list_host_rows(host), **given)
 
 
 def _build_utilisation_chart(
-    main: _LoadReadings, column: str, host: _LoadReadings | None, records: Sequence[dict[str, Any]]
+    main: LoadReadings, column: str, host: LoadReadings | None, records: Sequence[dict[str, Any]]
 ) -> Panel:
     """Builds the chart of utilisation, with the share of waiting for data."""
-    unit, scale = _choose_time_unit(main)
-    at, busy, low, high = _average_blocks(main, column, 100, scale)
+    unit, scale = choose_time_unit(main)
+    at, busy, low, high = average_blocks(main, column, 100, scale)
     lines: list[LoadLine] = [("processor, this process" if main is host else "GPU", at, busy)]
     if host is not None:
-        lines.append(("processor, all processes", *_average_blocks(host, "busy", 100, scale)[:2]))
+        lines.append(("processor, all processes", *average_blocks(host, "busy", 100, scale)[:2]))
     train = [record for record in records if record["kind"] == "train"]
     # Waiting comes from the training records, which have the same clock.
     if train:
-        waits = _LoadReadings({name: np.array([r[name] for r in train], float) for name in ("seconds", "wait_share")})
-        lines.append(("waiting for data", *_average_blocks(waits, "wait_share", 100, scale)[:2]))
+        waits = LoadReadings({name: np.array([r[name] for r in train], float) for name in ("seconds", "wait_share")})
+        lines.append(("waiting for data", *average_blocks(waits, "wait_share", 100, scale)[:2]))
     note = "The band spans the lowest to the highest reading of each point." if low != high else ""
     return panel.lines(
         "utilisation",
@@ -137,12 +101,12 @@ def _build_utilisation_chart(
     )
 
 
-def _build_power_chart(gpu: _LoadReadings) -> Panel:
-    unit, scale = _choose_time_unit(gpu)
-    at, power, low, high = _average_blocks(gpu, "power_w", 1, scale)
+def _build_power_chart(gpu: LoadReadings) -> Panel:
+    unit, scale = choose_time_unit(gpu)
+    at, power, low, high = average_blocks(gpu, "power_w", 1, scale)
     lines: list[LoadLine] = [("power", at, power)]
     if np.isfinite(gpu["power_limit_w"]).any():
-        lines.append(("power limit", *_average_blocks(gpu, "power_limit_w", 1, scale)[:2]))
+        lines.append(("power limit", *average_blocks(gpu, "power_limit_w", 1, scale)[:2]))
     given: dict[str, Any] = {"section": SECTION, "order": 351}
     return panel.lines("power", "Power", lines, bands=[(0, low, high)], x_label=unit, y_label="W", **given)
 
@@ -188,7 +152,7 @@ def _measure_intervals(run: RunFolder, summary: Mapping[str, Any]) -> dict[str, 
     return intervals
 
 
-def _list_host_rows(host: _LoadReadings | None) -> list[tuple[str, str]]:
+def _list_host_rows(host: LoadReadings | None) -> list[tuple[str, str]]:
     if host is None:
         return []
     columns = (
@@ -205,7 +169,7 @@ def _list_host_rows(host: _LoadReadings | None) -> list[tuple[str, str]]:
     return [(words, format_value(value)) for words, format_value, value in means if np.isfinite(value)]
 
 
-def _list_gpu_rows(gpu: _LoadReadings) -> list[tuple[str, str]]:
+def _list_gpu_rows(gpu: LoadReadings) -> list[tuple[str, str]]:
     rows = []
     if np.isfinite(memory := gpu.compute_mean("memory_busy")):
         rows.append(("GPU: memory read or written", f"{memory:.1%} of the time"))
@@ -253,21 +217,3 @@ def _compute_wait_share(summary: Mapping[str, Any]) -> float:
     """Computes the share of waiting in the whole run; the summary's own leaves out evaluations and checkpoints."""
     stages = summary["seconds_by_stage"]
     return float(stages.get("wait", 0.0) / max(sum(stages.values()), 1e-9))
-
-
-def _choose_time_unit(readings: _LoadReadings) -> tuple[str, float]:
-    """Chooses (name, seconds) of the time unit that suits the length of a run."""
-    longest = float(readings["seconds"].max())
-    return ("seconds", 1.0) if longest < 300 else ("minutes", 60.0) if longest < 4 * 3600 else ("hours", 3600.0)
-
-
-def _average_blocks(
-    readings: _LoadReadings, name: str, factor: float, scale: float
-) -> tuple[list[float], list[float | None], list[float | None], list[float | None]]:
-    """Merges neighbours of a column to (times, means, lowest, highest), without unknown readings."""
-    known = np.isfinite(readings[name])
-    at, values = readings["seconds"][known] / scale, factor * readings[name][known]
-    parts = [part for part in split_into_points(len(at)) if len(part)]
-    times = [float(f"{at[part].mean():.6g}") for part in parts]
-    means, least, most = ([round_value(of(values[part])) for part in parts] for of in (np.mean, np.min, np.max))
-    return times, [*means], [*least], [*most]

@@ -30,7 +30,7 @@ from headway.parallel.owners import Owners
 from headway.parallel.parallel_recipe import AsyncRecipe, SpatialRecipe, divides_weights
 from headway.parallel.rounds import Rounds
 from headway.setup import checks
-from headway.setup.assign_parameters import assign_parameters
+from headway.setup.assign_parameters import advise_owners, assign_parameters
 from headway.setup.choose_layers import resolve_layers
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
 from headway.setup.device import resolve_device
@@ -189,6 +189,10 @@ class _SetupBuilder:
         counts = None
         if first_batch is not None:
             counts = self._try_network(model, task, precision, first_batch)
+            if self.fresh and self.ranks is not None:
+                stepped = model if masters is None else masters
+                if advice := advise_owners(recipe, stepped, optimizer, counts, self.ranks.launched_size):
+                    LOG.info(advice)
             self._resolve_micro_batch(model, precision, first_batch)
             if self.fresh and self.ranks is not None:
                 self.loaded = resolve_until(self.loaded, model, self.inputs, self.ranks.launched_size)
@@ -279,6 +283,7 @@ class _SetupBuilder:
             fix = "Was a folder packed that lies one level too high?"
             raise DataError(what, where=self.recipe.data.train, fix=fix)
         task = build_task(self.recipe.task, target, self.loaded.base)
+        checks.check_views(self.recipe, task)
         if self.recipe.task.factory == "auto":
             # Recorded by import path, so that the run is rebuilt with this task whatever its labels are then.
             name = f"{Task.__module__}:{BUILT_IN[target.kind].__name__}"

@@ -163,6 +163,7 @@ class Inputs:
             "fingerprint": "synthetic" if train is None else train.fingerprint,
             "decoder": "none" if train is None else resolve_backend(recipe.data.decoder),
             "window": recipe.data.window,
+            "partition": recipe.data.partition,
             # The fingerprint covers the columns alone; channels and classes stand in the description beside them.
             "channels": self.channels if train is None else train.description.channels,
             "classes": "synthetic" if train is None else _hash_texts(train.description.label_kind, *train.classes),
@@ -194,9 +195,12 @@ class Inputs:
             changes: fields of `LoaderSpec` that replace those of the recipe.
         """
         host_augmentations = recipe.augment.select_host_augmentations(self.device.type)
+        order = Order(len(dataset), recipe.seed, recipe.data.window)
+        if recipe.data.partition == "independent":
+            order = order.for_worker(changes.get("rank", 0))
         spec = replace(
             self._make_spec(recipe),
-            order=Order(len(dataset), recipe.seed, recipe.data.window),
+            order=order,
             stop=math.inf,
             crop=recipe.data.crop,
             **(recipe.augment.build_host_options() if host_augmentations else {}),

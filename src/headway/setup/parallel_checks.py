@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headway.parallel.parallel_recipe import (
     AsyncRecipe,
+    DataParallelRecipe,
     ExpertsRecipe,
     HybridRecipe,
     LocalRecipe,
@@ -41,6 +42,7 @@ ADVICE = {
     "compile": ("layers exchange values between processes while they run", "set it to false"),
     "compile: graphs": ("", "set it to true or false"),
     "compile with observe.activations": ("they are those of one more pass, of the network alone", "remove one of them"),
+    "data.partition: independent": ("processes share samples, or take them as they are free", "set it to global"),
     "half_weights": ("", "set it to false"),
     "half_weights and model.ema": (MASTERS, "remove one of them"),
     "half_weights and optimizer.lookahead": (MASTERS, "remove one of them"),
@@ -52,6 +54,7 @@ ADVICE = {
     "model.unfreeze_at": (GATHERED, "remove it"),
     "observe.activations": ("one process alone cannot run the network", "remove it"),
     "observe.layer_rates": ("it needs whole layers on one process", "set it to false"),
+    "observe.layer_times": ("layers also wait for other processes, which is no time of theirs", "set it to false"),
     "observe.noise_scale": (
         "it needs the gradients of all weights for the samples of each process, and their sum",
         "set it to false",
@@ -81,7 +84,8 @@ def check_parallel(recipe: TrainRecipe) -> None:
     is_async = isinstance(recipe.parallel, AsyncRecipe)
     if is_async:
         check_async(recipe)
-    for key, is_set in _list_refused(recipe).items():
+    refused = _list_refused(recipe) | _list_refused_by_shared_steps(recipe)
+    for key, is_set in refused.items():
         if is_set:
             which = " with what: all" if divides_weights(recipe.parallel) else ""
             why, fix = ADVICE.get(key) or ADVICE[key.partition(":")[0]]
@@ -110,6 +114,16 @@ def _list_refused(recipe: TrainRecipe) -> dict[str, bool]:
     if isinstance(recipe.parallel, LocalRecipe):
         return _list_refused_by_local(recipe)
     return {}
+
+
+def _list_refused_by_shared_steps(recipe: TrainRecipe) -> dict[str, bool]:
+    """Returns what only strategies allow whose ranks read and compute their own samples alone."""
+    is_alone = isinstance(recipe.parallel, DataParallelRecipe | LocalRecipe)
+    reads_alone = is_alone or isinstance(recipe.parallel, ShardedRecipe)
+    return {
+        "observe.layer_times": recipe.observe.layer_times and not is_alone,
+        "data.partition: independent": recipe.data.partition == "independent" and not reads_alone,
+    }
 
 
 def _list_refused_by_spatial(recipe: TrainRecipe) -> dict[str, bool]:

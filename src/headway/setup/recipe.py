@@ -72,11 +72,12 @@ class TaskRecipe(RecipePart):
     args: dict[str, Any] = {}
     """Keyword arguments of the task, for example {label_smoothing: 0.1}."""
     loss: str | None = None
-    """Import path of your own loss: a function loss(outputs, labels, **loss_args), or a class such as
-    torch.nn:SmoothL1Loss. It returns one number for each sample; a parameter `reduction` is set to 'none'. Unset: the
+    """Loss of a sample: cross_entropy or hinge for classes and for several labels; l1, l2, huber or rmse for numbers.
+    Or the import path of your own: a function loss(outputs, labels, **loss_args), or a class such as
+    torch.nn:SmoothL1Loss, that returns one number for each sample; a parameter `reduction` is set to 'none'. Unset: the
     loss of the task."""
     loss_args: dict[str, Any] = {}
-    """Keyword arguments of `loss`."""
+    """Keyword arguments of `loss`: delta of huber, margin of hinge, label_smoothing of cross_entropy, or your own."""
     metrics: tuple[Annotated[MetricRecipe, BeforeValidator(_expand_metric)], ...] = ()
     """Metrics beside those of the task. Classes: top2, top3, ..., precision, recall, f1, balanced_accuracy, auc;
     several labels: precision, recall, f1, micro_f1, auc, mean_average_precision; numbers: mae, rmse, r2. Or import
@@ -87,7 +88,7 @@ class TaskRecipe(RecipePart):
     @model_validator(mode="after")
     def _check_loss(self) -> TaskRecipe:
         if self.loss is None and self.loss_args:
-            raise ValueError("loss_args are for your own loss: set loss, or remove loss_args")
+            raise ValueError("loss_args are for the loss that you name: set loss, or remove loss_args")
         return self
 
 
@@ -107,6 +108,15 @@ class EvaluateRecipe(RecipePart):
     """Pixels by which two copies of each image are moved: one up and left, one down and right; reflection fills the
     border. The outputs are averaged, where the two copies together weigh as much as the image. It triples the time.
     With `flip`, all three are mirrored too. 1 is the evaluation of airbench94 (Jordan 2024, arXiv 2404.00498)."""
+    views_below: float | None = Field(default=None, gt=0, le=1)
+    """Compute these views only for images whose highest class probability without them is below this. All other images
+    take a single pass. It depends on the image alone, not on its batch. For networks that tell classes apart."""
+
+    @model_validator(mode="after")
+    def _check_views(self) -> EvaluateRecipe:
+        if self.views_below is not None and not (self.flip or self.shift):
+            raise ValueError("views_below chooses images for flip and shift, and neither is set: set one, or remove it")
+        return self
 
 
 class CheckpointRecipe(RecipePart):
@@ -357,6 +367,14 @@ class TrainRecipe(RecipePart):
         if self.activation_checkpointing is not False and self.compile is not False:
             what = "torch.compile decides itself which activations are kept for backward"
             raise ValueError(f"{what}: remove activation_checkpointing, or compile")
+        if self.observe.layer_times:
+            for key, is_set in (
+                ("compile", self.compile is not False),
+                ("activation_checkpointing", self.activation_checkpointing is not False),
+            ):
+                if is_set:
+                    what = f"observe.layer_times measures layers as they run one after another, not with {key}"
+                    raise ValueError(f"{what}: remove one of them")
         # An empty list would silently checkpoint nothing.
         if self.activation_checkpointing == ():
             fix = "write for example activation_checkpointing: ['^layer1'], or true"

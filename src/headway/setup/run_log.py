@@ -25,7 +25,7 @@ from headway.parallel.update_log import UpdateLog
 NON_METRIC_KEYS = frozenset(
     {"kind", "step", "position", "epoch", "seconds", "lr", "batch", "images_s", "wait_share", "loss_scale", "damaged"}
     | {"noise_scale", "noise_scale_low", "noise_scale_high", "slowest", "classes", "staleness", "correction", "experts"}
-    | {"exchange_share", "exchange"}
+    | {"exchange_share", "exchange", "gpu_memory_bytes", "gpu_temperature_c"}
 )
 """Keys of a record of metrics.jsonl that are not metrics. No metric of a task may have such a name."""
 

@@ -66,18 +66,20 @@ def find_rates(recipe: Path, overrides: Sequence[str], options: RateOptions, fol
     """
     loaded = load_recipe(recipe, overrides)
     optimizers = _check_optimizers(options.optimizers, loaded.recipe.optimizer.name)
-    batches = _check_batches(options.batches) or (resolve_batch(loaded, 1).recipe.global_batch,)
+    batches = check_batches(options.batches) or (resolve_batch(loaded, 1).recipe.global_batch,)
     # Every combination, before anything trains.
     for batch in batches:
         for name in optimizers:
             build_variant(loaded, name, batch)
     folder = folder or RunFolder.find_free_name(Path("sweeps"), f"{loaded.recipe.name}-lr")
-    RatesFolder(folder).expect_new()
+    rates = RatesFolder(folder)
+    rates.search.expect_new()
     probe = probe_recipe(loaded, None, {"optimizer.lr": None})
     settings = RatesRecipe(
         recipe=collect_given_values(loaded), batches=batches, optimizers=optimizers, slots=options.slots
     )
-    return _run(RatesFolder.create(folder, settings, loaded), settings, loaded, probe)
+    rates.search.create(settings, loaded)
+    return _run(rates, settings, loaded, probe)
 
 
 def resume_rates(folder: Path) -> RatesResult:
@@ -89,22 +91,23 @@ def resume_rates(folder: Path) -> RatesResult:
     Raises:
         UsageError: there is none in this folder, or another process works in it. HeadwayError: see `find_rates`.
     """
-    rates = RatesFolder.open(folder)
-    settings, loaded = rates.read_settings()
+    rates = RatesFolder(folder)
+    rates.search.expect_begun()
+    settings, loaded = rates.search.read_settings()
     return _run(rates, settings, loaded, probe_recipe(loaded, None, {"optimizer.lr": None}))
 
 
 def _run(rates: RatesFolder, settings: RatesRecipe, loaded: LoadedRecipe[TrainRecipe], probe: Probe) -> RatesResult:
     """Finds the rates that are missing, and writes the result."""
     began = time.monotonic()
-    with rates.lock():
+    with rates.search.lock():
         search = RateSearch(rates, probe, settings.slots)
         try:
             for batch in settings.batches:
                 # What the machine decides for the recipe holds for all of them.
                 search.add_batch([build_variant(probe.loaded, name, batch) for name in settings.optimizers])
         except KeyboardInterrupt:
-            raise rates.explain_stop() from None
+            raise rates.search.explain_stop() from None
         found = [row for row in search.rows if not row.failure]
         chosen, path = None, None
         if found:
@@ -158,7 +161,7 @@ def _check_optimizers(names: Sequence[str], own: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names)) or (own,)
 
 
-def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
+def check_batches(batches: Sequence[int]) -> tuple[int, ...]:
     for batch in batches:
         if batch < 1:
             raise UsageError(f"a batch of {batch} has no sample", fix="Name batches of 1 or more.")

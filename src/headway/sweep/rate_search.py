@@ -114,7 +114,7 @@ class RateSearch:
         try:
             result = self._train(row, variant)
         except SweepStoppedError:
-            raise self._rates.explain_stop() from None
+            raise self._rates.search.explain_stop() from None
         except HeadwayError as error:
             return self._fail(row, error)
         row = replace(

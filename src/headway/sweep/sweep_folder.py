@@ -28,8 +28,9 @@ from headway.sweep.space_recipe import SpaceRecipe
 
 # A killed coordinator's workers save their trials and end: seconds until a new one gives up on them.
 WORKERS_END_S = 120.0
-RATES_SETTINGS = "settings/rates.yaml"
-"""The settings of `headway sweep --lr` in its folder, which is none of a sweep with a space."""
+RATES_SETTINGS, CURVE_SETTINGS = "settings/rates.yaml", "settings/curve.yaml"
+SEARCHES = {RATES_SETTINGS: "headway sweep --lr", CURVE_SETTINGS: "headway curve"}
+"""Settings of searches in their folders, which are none of a sweep with a space, and the commands that make them."""
 
 
 def _read_fraction(value: Any) -> Fraction:
@@ -131,9 +132,7 @@ class SweepFolder:
         """Opens the folder of a sweep. Raises UsageError: there is none."""
         sweep = SweepFolder(folder)
         if not sweep.settings_path.is_file():
-            if (folder / RATES_SETTINGS).is_file():
-                fix = f"Continue it: headway sweep --lr --resume {shlex.quote(str(folder))}"
-                raise UsageError("this is the folder of headway sweep --lr", where=str(folder), fix=fix)
+            expect_no_search(folder)
             what = "this is not the folder of a sweep (it has no sweep.yaml)"
             raise UsageError(what, where=str(folder), fix="Begin one: headway sweep RECIPE --space SPACE --budget 8.")
         return sweep
@@ -215,8 +214,17 @@ class SweepFolder:
 
 
 def describe_sweep_resume(folder: Path) -> str:
-    """Returns the command that continues the sweep of a folder."""
-    return f"headway sweep --resume {shlex.quote(str(folder))}"
+    """Returns the command that continues the sweep, or the search, of a folder."""
+    commands = (command for place, command in SEARCHES.items() if (folder / place).is_file())
+    return f"{next(commands, 'headway sweep')} --resume {shlex.quote(str(folder))}"
+
+
+def expect_no_search(folder: Path) -> None:
+    """Raises UsageError if a folder is that of a search, and not of a sweep with a space."""
+    for place, command in SEARCHES.items():
+        if (folder / place).is_file():
+            fix = f"Continue it: {describe_sweep_resume(folder)}"
+            raise UsageError(f"this is the folder of {command}", where=str(folder), fix=fix)
 
 
 def read_base_recipe(folder: Path, tree: dict[str, Any]) -> LoadedRecipe[TrainRecipe]:

@@ -176,7 +176,7 @@ def check_machine(sweep: SweepFolder) -> None:
 def main() -> None:
     """Runs the worker of the sweep in the folder that the command line names."""
     out = take_output()
-    sweep, lease_s = SweepFolder.open(Path(sys.argv[1])), float(sys.argv[2]) if len(sys.argv) > 2 else None
+    sweep, lease_s = SweepFolder(Path(sys.argv[1])), float(sys.argv[2]) if len(sys.argv) > 2 else None
     worker = Worker(sweep, out, lease_s)
     signal.signal(signal.SIGTERM, lambda *_: worker.stop())
     # Ctrl-C of the terminal reaches the coordinator, which ends its workers.

@@ -69,6 +69,8 @@ class MetricsAccumulator:
         # Records of the newest step, which a next lead may have to write.
         self._recent: list[dict[str, Any]] = []
         self.next_record: dict[str, Any] = {}
+        # The newest numbers of this rank's GPU; the monitors of the run set it.
+        self.read_load: Callable[[], dict[str, float]] = dict
         self.observer = StepObserver(setup)
         self._mixtures = list(list_mixtures(setup.model))
 
@@ -210,7 +212,7 @@ class MetricsAccumulator:
             record["loss_scale"] = setup.precision.state_dict().get("scale")
         if loads := {name: layer.load.summarise() for name, layer in self._mixtures if layer.load is not None}:
             record["experts"] = loads
-        record |= self.next_record
+        record |= self.next_record | self.read_load()
         self.next_record = {}
         record |= self._exchange_stage_seconds(step, step - since_step, spent)
         self.write(record | self.observer.write_rows(self.log, step, position))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,20 +19,23 @@ from headway.core.files import open_regular
 from headway.core.untrusted_json import parse_object
 from headway.observe.host_load import HostLoadSource
 from headway.observe.load_sampler import LoadRow, LoadSampler, LoadSource
-from headway.observe.nvml import open_gpu
+from headway.observe.nvml import SOURCE_KIND, open_gpu
 from headway.observe.prometheus import DEFAULT_ADDRESS, DEFAULT_PORT, PrometheusEndpoint
 from headway.training.trainer import Trainer
 
+GPU_NUMBERS = (f"{SOURCE_KIND}_memory_bytes", f"{SOURCE_KIND}_temperature_c")
+"""Numbers of the leading rank's GPU in records of metrics.jsonl."""
 # The end of metrics.jsonl that is read for the newest records; it holds some hundreds.
 TAIL_BYTES = 1 << 16
 
 
 @contextmanager
 def run_monitors(trainer: Trainer) -> Iterator[None]:
-    """Runs the monitors of a trainer for the duration of the block, on the lead of several ranks.
+    """Runs the monitors of a trainer for the duration of the block.
 
-    With `observe.utilisation`, the load is sampled into `host.rows` and `gpu.rows` of the run folder. With the sink
-    `prometheus`, the newest numbers are served.
+    With `observe.utilisation`, the load is sampled into `host.rows` and `gpu.rows` of the run folder; of several ranks
+    the lead writes these, and each other one `gpu-NAME.rows`. With the sink `prometheus`, the lead serves the newest
+    numbers.
 
     Raises:
         UsageError: the port of Prometheus is taken.
@@ -45,6 +49,7 @@ def run_monitors(trainer: Trainer) -> Iterator[None]:
                 _open_sources(trainer.setup.device), partial(_append_row, trainer), trainer.clock.total_seconds()
             )
             stack.enter_context(sampler)
+            trainer.accumulator.read_load = partial(_select_gpu_numbers, sampler)
         if "prometheus" in recipe.sinks:
             # The absolute name of the run folder tells several runs apart.
             labels = {"run": trainer.run_folder.folder.resolve().name}
@@ -65,13 +70,21 @@ def _open_sources(device: torch.device) -> list[LoadSource]:
 
 def _append_row(trainer: Trainer, source: LoadSource, row: LoadRow) -> None:
     """Appends a row at the trainer's current step."""
-    # Every rank samples, as any rank may become the lead. A resumed run cuts the rows back by their step.
-    if trainer.is_lead:
+    # Every rank samples, as any rank may become the lead; hosts have several ranks, and a GPU has one. A resumed run
+    # cuts the rows back by their step.
+    if trainer.is_lead or source.kind == SOURCE_KIND:
         step, values = trainer.step, np.array([row], np.float32)
         position = trainer.setup.plan.find_position(step)
-        row_file.append_row(
-            trainer.run_folder.rows_path(source.kind), (source.kind,), source.columns, position, step, values
-        )
+        name = "" if trainer.is_lead or trainer.ranks is None else trainer.ranks.name
+        path = trainer.run_folder.process_rows_path(source.kind, name)
+        # On another host than the lead's the run folder may not exist yet.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        row_file.append_row(path, (source.kind,), source.columns, position, step, values)
+
+
+def _select_gpu_numbers(sampler: LoadSampler) -> dict[str, float]:
+    """Returns the newest memory and temperature of this rank's GPU, for its records; empty without one."""
+    return {name: value for name in GPU_NUMBERS if math.isfinite(value := sampler.latest.get(name, math.nan))}
 
 
 def _collect_gauges(trainer: Trainer, sampler: LoadSampler | None) -> dict[str, float]:

@@ -15,10 +15,11 @@ from headway.comm.gradient_noise import NoiseScale, compute_local_term, compute_
 from headway.comm.reducer import StepReduction
 from headway.core.errors import CheckpointError
 from headway.core.modules import preserve_training_state
-from headway.observe import activations, layer_statistics
+from headway.observe import activations, layer_statistics, layer_times
 from headway.observe.activations import ActivationPercentiles
 from headway.observe.divergence import DivergenceDetector
 from headway.observe.layer_statistics import LayerStatistics
+from headway.observe.layer_times import LayerTimes
 from headway.optim.layer_rates import measure_layer_rates
 from headway.parallel.parallel_recipe import AsyncRecipe
 from headway.setup.run_log import RunLog
@@ -54,6 +55,9 @@ class StepObserver:
         self._activations: ActivationPercentiles | None = None
         if options.activations:
             self._activations = ActivationPercentiles(setup.model, options.activations)
+        self._times: LayerTimes | None = None
+        if options.layer_times:
+            self._times = LayerTimes(setup.model, setup.optimizer, setup.device)
         self._noise: NoiseScale | None = None
         self._noise_every = options.noise_every_steps or every
         if options.noise_scale:
@@ -79,6 +83,9 @@ class StepObserver:
                 self._measure_halves(parts[0])
         if self._steps_elsewhere or not self._setup.rounds.is_due(step, self._setup.recipe.log_every_steps):
             return
+        # First: the hooks of the layers remove themselves from the optimizer, which only its last one can do.
+        if self._times is not None:
+            self._times.arm()
         if self._layers is not None:
             # Copies the weights before the step, for the relative size of its update.
             self._layers.arm()
@@ -92,6 +99,8 @@ class StepObserver:
 
     def end_step(self, step: int, size: int, reduction: StepReduction | None, ranks: int) -> None:
         """Ends a completed step. Args: size: samples over all ranks. reduction: the reduction, with several ranks."""
+        if self._times is not None:
+            self._times.disarm()
         if self._noise is None:
             return
         # The all-reduce measures the gradient's norm before and after; alone, the hooks do.
@@ -129,6 +138,11 @@ class StepObserver:
         self._norms = None
         if self._activations is not None and (percentiles := self._activations.read()) is not None:
             log.write_rows("activations", self._activations.names, activations.COLUMNS, position, step, percentiles)
+        if self._times is not None and (measured := self._times.read()) is not None:
+            names, times, step_s = measured
+            log.write_rows("layer_times", names, layer_times.COLUMNS, position, step, times)
+            row = np.array([[step_s]], np.float32)
+            log.write_rows("optimizer_times", ("optimizer",), layer_times.STEP_COLUMNS, position, step, row)
         if self._noise is None:
             return {}
         known = self._noise.estimate()
