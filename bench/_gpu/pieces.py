@@ -25,6 +25,7 @@ TESTS = (
         "optim/test_fused_optimizer.py",
         "optim/test_optimizer.py",
         "optim/test_soap.py",
+        "optim/test_stochastic_rounding.py",
     ),
     (
         "setup/test_compilation.py",

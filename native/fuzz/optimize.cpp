@@ -76,7 +76,7 @@ size_t one(Random& random) {
         address += widths[role] == 2 ? 1 : 1 + random.below(3), must_refuse = true;
         break;
       default:  // the tensor would end beyond the last address
-        address = role > 3 ? 0 : UINT64_MAX - 7, elements[at] = std::max<int64_t>(elements[at], 3), must_refuse = true;
+        address = role > 3 ? 0 : UINT64_MAX - 7, elements[at] = std::max<int64_t>(elements[at], 5), must_refuse = true;
     }
   }
   if (random.one_in(20)) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests._waits import waits_refused
 from tests.optim._cases import CASES, distance, give, gradients, parameters, walk
 from torch import Tensor, nn
 
@@ -152,6 +154,14 @@ def test_it_goes_on_bit_for_bit_by_checkpoint_and_by_state_dict(name: str, fused
         assert all(torch.equal(left, right) for left, right in zip(params, others, strict=True))
 
 
+def test_a_copy_rounds_as_the_original() -> None:
+    params, optimizer = walked("lamb", torch.bfloat16, steps=2)
+    others, other = copy.deepcopy((params, optimizer))
+    walk(optimizer, params, 0.02, steps=2)
+    walk(other, others, 0.02, steps=2)
+    assert all(torch.equal(left, right) for left, right in zip(params, others, strict=True))
+
+
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FEW)
@@ -166,6 +176,26 @@ def test_a_skipped_step_changes_nothing(name: str, kind: torch.dtype, fused: boo
     for parameter, weight, state in zip(params, before, states, strict=True):
         assert torch.equal(parameter, weight)
         assert all(torch.equal(optimizer.state[parameter][key], value) for key, value in state.items())
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_the_same_random_bits() -> None:
+    values = torch.randn(3000, generator=torch.Generator().manual_seed(2))
+    found = values.cuda()
+    StochasticRounding(1).round_([found], [0], torch.tensor([4.0], device="cuda"), 1)
+    assert torch.equal(found.cpu(), rounded(values, step=4, array=1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FEW)
+def test_no_step_waits_for_the_device(name: str) -> None:
+    params: list[Tensor] = [nn.Parameter(one.detach().cuda()) for one in parameters(torch.bfloat16)]
+    optimizer = made(name, params)
+    for grads in gradients(3):
+        give(params, [grad.cuda() for grad in grads])
+        with waits_refused():
+            optimizer.step()
+    assert all(parameter.isfinite().all() for parameter in params)
 
 
 def test_every_array_of_a_matrix_optimizer_but_its_matrices_is_rounded() -> None:

@@ -58,6 +58,10 @@ class FusedOptimizer(EagerOptimizer, ABC):
     def _build_update_rule(self, group: Group) -> UpdateRule:
         """Builds the update rule of a group from its options."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        # torch copies and pickles groups and state alone; a copy that rounds otherwise would refuse its own state.
+        return {**super().__getstate__(), "rounding": self.rounding}
+
     def use_bf16(self, seed: int = 0) -> None:
         """Keeps the state in bfloat16, and rounds it, and bfloat16 parameters, stochastically. Call it before a step.
 
