@@ -123,7 +123,7 @@ REFUSED = {
             "eval": "x", "crop": "random", "progressive": "{start: 4, until_epoch: 1}", "scaled": "true",
             "decoder": "pillow", "cache": "none", "cache_folder": "x", "cache_gb": "2", "channels": "1", "threads": "1",
             "pin": "true", "prefetch_batches": "2", "window": "4", "on_bad": "stop", "max_bad_share": "0.1",
-            "verify": "never",
+            "verify": "never", "partition": "independent",
         }.items()
     },
     "a cache's folder without one": (
