@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, final
 
@@ -15,7 +15,7 @@ from headway.core.errors import UsageError
 MIN_SIDE = 24
 """Smallest shorter side of an image in pixels."""
 
-ACTIVATIONS = {"gelu": F.gelu, "silu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu}
 
 WHITENING_EPSILON = 5e-4
 """Added to the eigenvalues, so that the flattest directions of the patches, which are mostly noise, stay small."""
