@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench._accuracy import batch_arms, batch_curve, batch_table, batch_wide
+from bench._accuracy import batch_arms, batch_curve, batch_noise, batch_table, batch_wide
 from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell
 from bench._accuracy.batch_worker import train
 from bench._accuracy.results import made_by
@@ -259,3 +259,11 @@ def test_workers_do_all_jobs_and_give_up_with_a_run_that_fails(tmp_path: Path) -
     assert not work(lambda: list(left), lambda job: tree, done, workers=1, minutes=0)
     with pytest.raises(WorkerEndedError, match="a run ended with status 1: what it said stands above"):
         work(lambda: list(left), lambda job: {"batch": 1}, done, workers=1, minutes=None)
+
+
+@pytest.mark.parametrize("critical", [30.0, 1000.0, 50_000.0])
+def test_the_critical_batch_of_a_curve_is_found(critical: float) -> None:
+    steps = {64 * 2**power: 120 * (1 + critical / (64 * 2**power)) for power in range(9)}
+    found, least = batch_noise.fit_critical_batch(steps)
+    assert found == pytest.approx(critical, rel=0.01)
+    assert least == pytest.approx(120, rel=0.01)
