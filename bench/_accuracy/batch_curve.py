@@ -31,7 +31,7 @@ MOST_EPOCHS = 40.0
 SAMPLES = 50_000
 LARGE = 2048
 """The batch whose epochs to the target are a claim."""
-LOWEST = {"sgd": 0.0125, "lars": 0.125, "muon": 0.005, "soap": 0.0005}
+LOWEST = {"sgd": 0.0125, "lars": 0.125, "muon": 0.005, "soap": 0.004}
 """The first sweep's lowest learning rate at a batch of 64, by optimizer; of larger ones times sqrt(batch / 64)."""
 BEST_SGD = dict(zip(BATCHES, (0.025, 0.1, 0.1, 0.2, 0.4, 0.4, 0.8, 0.8, 0.8), strict=True))
 """What SGD's curve found, by batch (at 16,384 it does not get to the target by every seed): the rate of what Muon gives
