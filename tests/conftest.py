@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 from tests import _cost, _fork
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,6 +100,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _thin_out(cases, *(marker.args if marker and marker.args else (len(cases),)))
     if config.getoption("--hypothesis-profile") != "quick":
         return
+    # In a twentieth of its draws Hypothesis takes a constant of our code, and parses 980 files for them: for so few
+    # examples not worth 2 to 8 seconds of each process.
+    providers._get_local_constants = lambda: providers._local_constants  # type: ignore[attr-defined]
     for item in items:
         # A test that states its own number of examples means the long run.
         test = getattr(getattr(item, "obj", None), "__func__", getattr(item, "obj", None))

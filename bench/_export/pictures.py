@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 
 import headway
 
@@ -27,6 +26,9 @@ def pack_pictures(folder: Path, labels: Labels = "class", count: int | None = No
         labels: the digit; its parity and whether it is large (several labels); or its number and brightness.
         count: the first digits only.
     """
+    # Here: the import takes a second, also of each process that collects the tests.
+    from sklearn.datasets import load_digits
+
     digits, source = load_digits(), folder / labels
     source.mkdir(parents=True)
     random, rows = np.random.default_rng(7), []

@@ -363,4 +363,4 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
         parent.kill()
         parent.stdin.close()
     left = [psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)]
-    assert not psutil.wait_procs(left, timeout=30)[1]
+    assert not psutil.wait_procs(left, timeout=60)[1]

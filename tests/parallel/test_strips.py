@@ -209,7 +209,7 @@ def run_operations(rank: Rank, grid: tuple[int, int]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("grid", [pytest.param(grid, marks=[pytest.mark.check] * (grid != (2, 2))) for grid in GRIDS])
 def test_operations_are_exact(grid: tuple[int, int]) -> None:
     assert run_ranks(grid[0] * grid[1], run_operations, grid) == [[]] * (grid[0] * grid[1])
 

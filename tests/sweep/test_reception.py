@@ -71,7 +71,7 @@ def seat(folder: Path, events: SimpleQueue[Event]) -> tuple[Guest, RemoteWorker,
     guest = Guest(folder)
     lease = guest.hear()["welcome"]
     guest.say({"ready": 1, "core_s": 2.0})
-    event = events.get(timeout=20)
+    event = events.get(timeout=60)
     assert isinstance(event.joined, RemoteWorker)
     return guest, event.joined, lease
 
@@ -99,12 +99,12 @@ def test_commands_and_answers_pass_and_a_worker_writes_by_its_lease_alone(
             guest.say({"beat": number})
             assert guest.hear() == {"beat": number}
         guest.say({"outcome": {"trial": 7, "kind": "crashed"}})
-        event = events.get(timeout=20)
+        event = events.get(timeout=60)
         assert event.message == {"outcome": {"trial": 7, "kind": "crashed"}}
         # A trial that it does not hold any more it cannot write.
         assert not path.exists()
         guest.say({"left": -11})
-        assert events.get(timeout=20) == Event(3, None)
+        assert events.get(timeout=60) == Event(3, None)
         assert worker.close(20) == -11
 
 
@@ -144,7 +144,7 @@ def test_a_worker_that_has_returned_its_lease_gets_no_trial(
         return_lease(tmp_path, lease)
         worker.send({"train": [{"trial": 7, "folder": str(tmp_path / "trials/7")}]})
         guest.say({"left": 0})
-        assert events.get(timeout=20) == Event(3, None)
+        assert events.get(timeout=60) == Event(3, None)
         assert worker.close(20) == 0
         assert guest.hear() == {}
 
@@ -157,11 +157,11 @@ def test_a_cut_connection_frees_the_trials_when_no_process_can_be_left(
     path = train(worker, guest, tmp_path)
     path.mkdir()
     guest.close()
-    assert events.get(timeout=20) == Event(3, {"unreachable": True})
+    assert events.get(timeout=60) == Event(3, {"unreachable": True})
     assert path.exists()
     if returned:
         return_lease(tmp_path, lease)
-    assert events.get(timeout=20) == Event(3, None)
+    assert events.get(timeout=60) == Event(3, None)
     assert worker.close(20) == EXPIRED_STATUS
 
 
@@ -182,7 +182,7 @@ def test_a_stranger_is_refused_and_the_secret_is_for_this_user_alone(tmp_path: P
     address = reception.address
     with pytest.raises(CommunicationError, match="does not know the secret"):
         connect(address.address, address.port, b"another secret", PURPOSE)
-    with socket.create_connection((address.address, address.port), timeout=20) as stranger:
+    with socket.create_connection((address.address, address.port), timeout=60) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         while data := stranger.recv(1 << 12):
             assert b"welcome" not in data

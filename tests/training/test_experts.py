@@ -268,15 +268,17 @@ def test_what_cannot_be_is_refused(folder: Path, name: str) -> None:
             [TWO, "model.factory=net.py:plain"],
             "the network has no mixture of experts, so there is nothing to share",
         ),
-        (
+        pytest.param(
             "2",
             ["parallel={strategy: local, every_steps: 2}"],
             "the network has a loss of its own, such as that of experts, which is of the samples of all processes",
+            marks=pytest.mark.check,
         ),
-        (
+        pytest.param(
             "3",
             ["parallel={strategy: experts, ranks: 3}"],
             "mixture has 4 experts, which 3 processes cannot share evenly. Set it to a divisor of 4",
+            marks=pytest.mark.check,
         ),
     ],
 )

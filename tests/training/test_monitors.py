@@ -165,7 +165,7 @@ def port() -> int:
 
 def page(port: int) -> str:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             return answer.read().decode()  # type: ignore[no-any-return]
     except OSError:
         return ""
