@@ -1,7 +1,7 @@
 """Writes docs/decks.md: every figure of the decks that Headway began with, beside what Headway has, and a verdict.
 
 It reads stored results (bench/results), asks the planner, and trains nothing; it takes seconds. --train makes the small
-trainings that some figures ask for, of which bench/_decks/studies.py says more: about half an hour of one core.
+trainings that some figures ask for, of which bench/_decks/studies.py says more.
 --statements measures the statements of docs/statements.md, and draws its pictures: seconds.
 
 figures            figures in the page

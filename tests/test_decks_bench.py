@@ -15,11 +15,12 @@ import yaml
 from bench._accuracy.batch_arms import SEEDS as TABLE_SEEDS
 from bench._accuracy.batch_arms import Cell
 from bench._accuracy.batch_worker import run_recipe
+from bench._accuracy.results import Results
 from bench._decks import drawing, from_catalog, from_results, statements, studies
 from bench._decks.figure import Figure, Ours, read_figures
 from bench._decks.numbers import REASONS, compare_texts, extract_numbers, find_faults, read_lines
 from bench._decks.page import PAGE, build_rows, format_page
-from bench._decks.studies import SEEDS, STUDIES, TUNING_SEED, Job, Runs, summarise_epochs
+from bench._decks.studies import SEEDS, STUDIES, TUNING_SEED, Job, Runs, has_diverged, summarise_epochs
 from bench._decks.verdict import NAMES, judge
 from tests._support import packed_digits
 from tests.conftest import ROOT
@@ -235,6 +236,16 @@ def test_an_epoch_is_the_mean_of_its_steps() -> None:
         {"loss": 2.0, "train": 0.5, "val": 0.5},
         {"loss": 0.5, "train": 1.0, "val": 0.8},
     ]
+
+
+def test_a_run_diverges_by_its_loss_too() -> None:
+    # Batch norm keeps outputs finite while the loss is in the millions.
+    (first,) = Results(studies.RESULTS).where(study="divergence", arm="sgd", seed=1)
+    assert not first["diverged"]
+    assert has_diverged(first)
+    (good,) = Results(studies.RESULTS).where(study="norm", arm="with", lr=1.0, seed=1)
+    assert not has_diverged(good)
+    assert has_diverged({"diverged": True, "epochs": []})
 
 
 @pytest.mark.check

@@ -12,7 +12,7 @@ from bench._arms import ROOT
 from bench._decks.statements import NOISE_SHARE, RESULTS
 
 FOLDER = ROOT / "docs/images"
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 320, 84, 16, 16, 52
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 320, 84, 28, 16, 52
 # Readable on light and on dark pages.
 FONT = 'font-family="sans-serif" font-size="13"'
 INK, DOTS, LINE = "#808080", "#009688", "#ef6c00"
@@ -122,7 +122,7 @@ def _draw_norm(one: Mapping[str, Any]) -> str:
 def _draw_root(one: Mapping[str, Any]) -> str:
     axes = (
         Axis("times the batch, k", one["x"]),
-        Axis("covariance of a step, times the small batch's", (0.5, 1, 2, 4, 8, 16, 32)),
+        Axis("covariance of a step, relative", (0.5, 1, 2, 4, 8, 16, 32)),
     )
     points = [*_pair(one), *_pair(one, "linear")]
     law = [(x, 1.0) for x in one["x"]]
@@ -130,7 +130,7 @@ def _draw_root(one: Mapping[str, Any]) -> str:
 
 
 def _draw_noise(one: Mapping[str, Any]) -> str:
-    axes = Axis("batch", one["x"]), Axis("covariance by the noise, of one gradient's", (0.01, 0.0625, 0.4))
+    axes = Axis("batch", one["x"]), Axis("covariance by the noise", (0.01, 0.0625, 0.4))
     law = [(x, NOISE_SHARE**2) for x in one["x"]]
     return draw(*axes, _pair(one), law, ("measured", "1 / 16, whatever the batch"))
 

@@ -108,7 +108,8 @@ def _list_types(annotation: Any) -> Iterator[Any]:
 
 def _count_keys() -> Ours:
     keys = {name for _, name in _list_leaves(TrainRecipe)}
-    return Ours("counted", float(len(keys)), "keys of a recipe with different names")
+    # Hundreds, so that a new key does not change the page.
+    return Ours("counted", float(len(keys) // 100 * 100), "or more keys of a recipe with different names")
 
 
 def _count_stages() -> Ours:

@@ -22,7 +22,7 @@ from bench._accuracy.results import FOLDER, Results
 from bench._arms import ROOT
 from bench._decks import statements, studies
 from bench._decks.figure import Ours
-from bench._decks.studies import Runs, average
+from bench._decks.studies import Runs, average, has_diverged
 from bench._sweep import recurrent
 from headway.core.statistics import compute_interval
 
@@ -130,6 +130,7 @@ def read_batch_curve(asked: str) -> Ours:
         if not found:
             # At the next batch one of the seeds does not come to the target.
             found = [2 * batch for batch, *_ in curve.points()[-1:]]
+            where += ", to which one of its seeds does not come"
         return Ours("measured", max(found) if kind == "perfect-to" else min(found), f"a batch; {where}")
     large, small = (curve.steps(int(batch)) for batch in batches)
     assert large is not None
@@ -266,9 +267,7 @@ def _count_diverged(arm: str) -> Ours | None:
     if len(found) < len(studies.SEEDS):
         return None
     reached = ", ".join(f"{run['accuracy']:.0%}" for run in found)
-    return Ours(
-        "measured", float(sum(run["diverged"] for run in found)), f"of 3; CIFAR-10, batch 2,048; accuracy {reached}"
-    )
+    return Ours("measured", float(sum(map(has_diverged, found))), f"of 3; CIFAR-10, batch 2,048; accuracy {reached}")
 
 
 def _best_norm_rate(arm: str) -> float | None:

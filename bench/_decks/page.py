@@ -17,7 +17,7 @@ from bench._decks.numbers import read_lines
 from bench._decks.verdict import NAMES, Verdict, judge
 
 PAGE = ROOT / "docs/decks.md"
-NOT_YET = "- **not measured yet**: `python -m bench.decks --train` does it, in about half an hour of one core.\n"
+NOT_YET = "- **not measured yet**: `python -m bench.decks --train` does it.\n"
 FINDERS: Mapping[str, Callable[[str], Ours | None]] = {
     "claim": from_results.find_claim,
     "proof": from_results.find_statement,

@@ -14,6 +14,7 @@ does the missing ones. All settings were fixed before the first run.
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import tempfile
@@ -219,6 +220,11 @@ def summarise_epochs(records: Sequence[Mapping[str, Any]]) -> list[dict[str, flo
         for epoch, steps in sorted(epochs.items())
         if epoch in evaluated
     ]
+
+
+def has_diverged(run: Mapping[str, Any]) -> bool:
+    """Tells whether a run's loss was not finite, or in some epoch ten times that of guesses among ten classes."""
+    return bool(run["diverged"]) or max(one["loss"] for one in run["epochs"]) > 10 * math.log(10)
 
 
 def run_missing(results: Results, only: Sequence[str], minutes: float | None) -> None:
