@@ -21,7 +21,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo loop-demo native test fuzz check lint docs benches gpu gpu-kit peers wheel clean
+.PHONY: help demo loop-demo native test fuzz check lint docs benches decks gpu gpu-kit peers wheel clean
 
 help: ## print this list
 	@echo "make TARGET, where TARGET is one of"
@@ -108,6 +108,9 @@ benches: $(VENV)/.tools $(VENV)/.native ## every bench, shortly
 	printf '%s\n' $(filter-out $(BENCHES_ALONE),$(BENCHES)) | OMP_NUM_THREADS=1 xargs -P $(or $(JOBS),2) -I{} bash -c \
 	  '$(BIN)/python -m bench.{} --quick >build/bench-{}.log 2>&1; status=$$?; cat build/bench-{}.log; exit $$status'
 	for bench in $(BENCHES_ALONE); do $(BIN)/python -m bench.$$bench --quick; done
+
+decks: $(VENV)/.native ## the decks' figures beside ours, in docs/decks.md, from stored results
+	$(BIN)/python -m bench.decks
 
 # No prerequisites: on a machine without a network there is no .venv, and the kit has what python3 lacks.
 gpu: ## everything that needs a GPU, in pieces (DRY=1 tries it on the processor; OUT=DIR MINUTES=8 AGAIN=1)

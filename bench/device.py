@@ -82,6 +82,7 @@ class Size:
 
 NETWORKS = {
     "resnet50": ("headway.model:resnet50", "headway.model:small_net"),
+    "resnet18": ("headway.model:resnet18", "headway.model:small_net"),
     "alexnet": ("headway.model:alexnet", "headway.model:small_net"),
     "vit_small": ("bench._vit:vit_small", "bench._vit:vit_tiny"),
 }

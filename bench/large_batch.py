@@ -20,6 +20,17 @@ Muon and SOAP, and a page with the three regimes: perfect scaling, diminishing r
 perfect_scaling_to_NAME  the largest batch up to which twice the batch takes half the steps; SGD's has no NAME
 epochs_to_60_2048        epochs to 60 % at batch 2,048 by the fastest optimizer; target at most 4.6
 
+--noise: the gradient noise scale of SGD at 256, which predicts the batch from which more samples save few steps.
+
+critical_batch_noise  the noise scale when 60 % are right
+critical_batch_curve  the same batch by SGD's curve of --curve
+
+--wide: Muon and SGD with a network of fifteen times the parameters, with fewer rates and one seed.
+
+gap_2048_wide         points lost from batch 256 with SGD to batch 2,048 with Muon
+gap_2048_same_wide    the same with Muon at both batches
+gap_8192_wide         points lost from batch 256 with SGD to batch 8,192 with Muon
+
 Every evaluation has batch norm statistics of the newest 8,192 samples or so: moving averages lag behind if steps are
 few. A claim is void if a best learning rate that it needs lies at the edge of its sweep.
 
@@ -39,7 +50,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench._accuracy import batch_arms, batch_curve, cifar
+from bench._accuracy import batch_arms, batch_curve, batch_noise, batch_wide, cifar
 from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell, Job
 from bench._accuracy.batch_table import Tables
 from bench._accuracy.results import FOLDER, Results, commit
@@ -63,6 +74,8 @@ def main() -> None:
         help="of --curve",
     )
     asked.add_argument("--page", type=Path, default=Path("large-batch.html"), metavar="FILE", help="of --curve")
+    asked.add_argument("--noise", action="store_true", help="the gradient noise scale beside the curve")
+    asked.add_argument("--wide", action="store_true", help="a network of fifteen times the parameters")
     asked.add_argument("--measure-workers", action="store_true", help="two runs at once against one with two threads")
     options = asked.parse_args()
     try:
@@ -83,6 +96,12 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     packed = "packed" if options.minutes == 0 else str(cifar.packed())
     if options.curve:
         batch_curve.run(results, packed, options)
+        return
+    if options.noise:
+        batch_noise.run(results, packed, options)
+        return
+    if options.wide:
+        batch_wide.run(results, packed, options)
         return
 
     def done(job: Job, found: dict[str, Any]) -> None:

@@ -10,6 +10,12 @@ lamb_vs_fused_adamw    time of LAMB over torch.optim.AdamW(fused=True)
 
 muon_vs_limit          time of Muon over the float32 matrix products of the five rounds that Jordan makes, alone
 muon_fp32_vs_limit     the same of Muon(ns_precision="fp32")
+muon_sharded_2, _4     time of the step of the rank with most products, of 2 and 4 that own the optimizer's state, over
+                       that of Muon on one rank; the exchange is left out
+soap_vs_muon           mean time of a step of SOAP over Muon's, with new bases in every tenth step
+
+SOAP's first step, an eigenvalue decomposition, is left out: there is one in a run. Of its other steps those with new
+bases and those without are measured apart, and weighed 1 to 9.
 
 Counted in passes over memory SGD makes 5 and LARS 7 (its norms read weights and gradients once more), AdamW 7 and LAMB
 10. On a GPU the clock waits for the device before it starts and before it stops.
@@ -17,7 +23,9 @@ Counted in passes over memory SGD makes 5 and LARS 7 (its norms read weights and
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +35,8 @@ from bench._family import run_bench
 from headway import optim
 from headway.model import resnet50
 from headway.optim import native
+from headway.optim.footprint import count_multiply_adds
+from headway.parallel.owners import choose_owners, find_largest_shares
 
 PEERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "torch SGD, fused": lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9, weight_decay=5e-5, fused=True),
@@ -52,6 +62,9 @@ SLOW: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 """Products of matrices, not passes over memory: in an eighth of the rounds, at least five, and in a quick run with the
 largest filters left out."""
+OWNERS = {ranks: f"Muon, busiest of {ranks} ranks" for ranks in (2, 4)}
+SOAP_OLD, SOAP_NEW, SOAP = "SOAP, same bases", "SOAP, new bases", "SOAP, mean of 10 steps"
+NEW_BASES_EVERY = 10
 LIMIT = "products of 5 rounds, fp32"
 JORDAN_ROUNDS = 5
 QUICK_NUMEL = 1 << 17
@@ -99,6 +112,35 @@ def count_operations(params: list[torch.nn.Parameter]) -> float:
     return sum(JORDAN_ROUNDS * (4 * rows**2 * columns + 2 * rows**3) for rows, columns in sizes)
 
 
+def build_owner_arms(params: list[torch.nn.Parameter]) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
+    """Returns the step of the rank with most products, by arm, and the shares that were counted, in words."""
+    named = {f"{number:03}": one for number, one in enumerate(params)}
+    counts = count_multiply_adds(optim.Muon(params, 1e-3), named.items())
+    arms: dict[str, Callable[[], object]] = {}
+    said = {}
+    for ranks, arm in OWNERS.items():
+        owners = choose_owners(named, ranks, counts)
+        busiest = max(range(ranks), key=lambda rank: sum(counts.get(name, 0) for name in named if owners[name] == rank))
+        arms[arm] = SLOW["Muon"]([one for name, one in named.items() if owners[name] == busiest]).step
+        weights, products = find_largest_shares(named, ranks, counts)
+        said[arm] = f"counted: {products:.3f} of the products, and {weights:.3f} of the weights at most"
+    return arms, said
+
+
+def build_soap_arms(params: list[torch.nn.Parameter]) -> dict[str, Callable[[], object]]:
+    """Returns steps of one SOAP that keep its bases, and steps that change them."""
+    optimizer = optim.SOAP(params, 1e-4)
+
+    def step(precondition_every: int) -> None:
+        for group in optimizer.param_groups:
+            group["precondition_every"] = precondition_every
+        optimizer.step()
+
+    # The first step has the eigenvalue decompositions.
+    step(sys.maxsize)
+    return {SOAP_OLD: partial(step, sys.maxsize), SOAP_NEW: partial(step, 1)}
+
+
 def main() -> None:
     options = arguments(__doc__ or "")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -113,9 +155,15 @@ def main() -> None:
     multiplied = [one for one in shared if not options.quick or one.numel() < QUICK_NUMEL]
     slow: dict[str, Callable[[], object]] = {name: make(multiplied).step for name, make in SLOW.items()}
     slow[LIMIT] = multiply_only(multiplied)
+    owner_arms, counted = build_owner_arms(multiplied)
+    slow |= owner_arms | build_soap_arms(multiplied)
     slow_rounds = 2 if options.quick else max(5, rounds // 8)
     with torch.no_grad():
         taken |= take_turns(slow, slow_rounds, wait, warm=1)
+    taken[SOAP] = [
+        ((NEW_BASES_EVERY - 1) * old + new) / NEW_BASES_EVERY
+        for old, new in zip(taken[SOAP_OLD], taken[SOAP_NEW], strict=True)
+    ]
     rate = count_operations(multiplied) / median(taken[LIMIT])[0]
     print(f"{LIMIT}: {count_operations(multiplied):.3g} operations, {rate / 1e9:.0f} GFLOP/s")
 
@@ -126,7 +174,7 @@ def main() -> None:
     for name, times in taken.items():
         middle, low, high = (1e3 * value for value in median(times))
         over = ["", ""]
-        if name not in slow:
+        if name not in slow and name != SOAP:
             over = [f"{ratio(name, peer)[0]:.2f}" for peer in ("torch SGD, fused", "torch AdamW, fused")]
         rows.append((name, f"{middle:.2f} [{low:.2f}, {high:.2f}]", *over))
     claims = []
@@ -135,10 +183,14 @@ def main() -> None:
         ("lamb_vs_fused_adamw", "LAMB", "torch AdamW, fused"),
         ("muon_vs_limit", "Muon", LIMIT),
         ("muon_fp32_vs_limit", "Muon, fp32", LIMIT),
+        *((f"muon_sharded_{ranks}", arm, "Muon") for ranks, arm in OWNERS.items()),
+        ("soap_vs_muon", SOAP, "Muon"),
     ):
         middle, low, high = ratio(one, other)
         where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-        how = f"median of {len(taken[one])} rounds [{low:.3f}, {high:.3f}]; {where}"
+        how = "; ".join(
+            [f"median of {len(taken[one])} rounds [{low:.3f}, {high:.3f}]", where, *filter(None, [counted.get(one)])]
+        )
         claims.append(Claim(claim, middle, "", how))
     report(claims, options, rows)
 

@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 #define HW_API __attribute__((visibility("default")))
-#define HW_ABI 6
+#define HW_ABI 7
 
 /* What became of one image; the numbers of headway.data.reference.DecodeStatus, and one more. */
 enum { HW_OK = 0, HW_CHECKSUM = 1, HW_UNDECODABLE = 2, HW_FOREIGN = 3 /* no JPEG: for the reference */ };
@@ -127,7 +127,7 @@ enum {
   HW_LBSGD = 6       /* momentum, weight_decay, batch_scale, warm-up (0: linear, 1: power2, 2: sqrt, 3: lars), steps of
                         it, steps before the first */
 };
-enum { HW_FP32 = 0, HW_FP64 = 1 };
+enum { HW_FP32 = 0, HW_FP64 = 1, HW_BF16 = 2 /* with keys only */ };
 
 /* Runs work(data) in so many threads at once, the caller among them: GOMP_parallel, of whoever's OpenMP it is. */
 typedef void (*hw_team)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
@@ -137,14 +137,14 @@ typedef void (*hw_team)(void (*work)(void*), void* data, unsigned threads, unsig
 typedef struct {
   uint32_t size; /* sizeof(hw_step) */
   uint32_t rule; /* HW_LARS... */
-  uint32_t type; /* of weight, grad, first, second and norm */
+  uint32_t type; /* of weight, grad, first, second and norm; with keys first and second are bf16, and norm fp32 */
   uint32_t threads;
   int64_t n;
   const uint64_t* weight;
   const uint64_t* grad;
   const uint64_t* first;    /* momentum buffer or first moment; FTML: second moment. NULL: momentum is 0 */
   const uint64_t* second;   /* second moment; LBSGD: sum of gradients */
-  const uint64_t* count;    /* of one fp32 a parameter: steps done */
+  const uint64_t* count;    /* of one fp32 a parameter: steps done; with keys every rule needs it */
   const uint64_t* norm;     /* of one number a parameter: NovoGrad's second moment */
   const int64_t* elements;
   const uint8_t* adapt;     /* LARS, LAMB: whether the parameter has a trust ratio */
@@ -153,6 +153,8 @@ typedef struct {
   const float* grad_scale;  /* gradients are divided by it; may be NULL */
   const float* found_inf;   /* where it is not 0, nothing is changed; may be NULL */
   hw_team team;             /* NULL: the caller does all */
+  const uint64_t* key;      /* a number for each parameter: all bf16 arrays are rounded stochastically, with random bits
+                               of (key, step, array, element). NULL: HW_FP32 or HW_FP64, and nothing is rounded */
 } hw_step;
 
 /* 0, or -1 where an argument is out of range or memory cannot be had; then nothing is changed. The result does not

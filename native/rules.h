@@ -19,6 +19,8 @@ class Rule {
 
   // Called first for each parameter i, by one thread. Whether `finish` needs sums over all of it.
   virtual bool prepare(int64_t i) = 0;
+  // Whether `first` needs the state, beside weights and gradients.
+  virtual bool first_reads_state() const { return false; }
   // The sums of a stretch.
   virtual void first(int64_t, const Stretch<T>&, int64_t, double[2]) {}
   // With the sums over the whole parameter.
@@ -95,6 +97,8 @@ class Lamb final : public Rule<T> {
                       T(s_.options[3]), T(lr_)};
     return s_.adapt[i];
   }
+
+  bool first_reads_state() const override { return true; }
 
   void first(int64_t i, const Stretch<T>& at, int64_t n, double sums[2]) override {
     u_.moments(at, n, by_[size_t(i)], sums);
@@ -221,6 +225,8 @@ class Lbsgd final : public Rule<T> {
     set(i, 1 + (steps_ - 1) * grown);
     return false;
   }
+
+  bool first_reads_state() const override { return true; }
 
   void first(int64_t, const Stretch<T>& at, int64_t n, double sums[2]) override {
     sums[0] = u_.squares(at.w, n);

@@ -3,9 +3,10 @@
 // begins with the stretch that was read last, and while the sums of the next parameter are begun, so that nobody waits.
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
-#include "rules.h"
+#include "narrow.h"
 
 namespace headway {
 namespace {
@@ -23,7 +24,8 @@ struct Item {
 template <class T>
 class Step final {
  public:
-  Step(const hw_step& s, const Update<T>& update) : s_(s), rule_(make_rule<T>(s, update)), open_(size_t(s.n)) {
+  Step(const hw_step& s, const Update<T>& update)
+      : s_(s), narrow_(s, updates().bf16), rule_(make_rule<T>(s, update)), open_(size_t(s.n)) {
     std::vector<Item> waiting;
     for (int64_t i = 0; i < s.n; i++) {
       const int64_t stretches = stretches_of(i);
@@ -87,24 +89,35 @@ class Step final {
 
   void work(const Item& item) {
     const int64_t i = item.parameter;
-    const Stretch<T> at = stretch(i, item.begin);
     Open& open = open_[size_t(i)];
     double sums[2] = {0, 0};
     if (item.pass == Pass::both) {
-      rule_->first(i, at, item.count, sums);
+      first(item, sums);
       rule_->finish(i, sums);
-      rule_->second(i, at, item.count, true);
+      second(item, true);
     } else if (item.pass == Pass::second) {
       while (!open.finished.load(std::memory_order_acquire)) pause();
-      rule_->second(i, at, item.count, open.stretches > 0);
+      second(item, open.stretches > 0);
     } else {
-      rule_->first(i, at, item.count, sums_[open.sums + size_t(item.begin / kMost)].of);
+      first(item, sums_[open.sums + size_t(item.begin / kMost)].of);
       if (open.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
       for (size_t k = 0; k < open.stretches; k++)  // always in the same order
         for (int j = 0; j < 2; j++) sums[j] += sums_[open.sums + k].of[j];
       rule_->finish(i, sums);
       open.finished.store(true, std::memory_order_release);
     }
+  }
+
+  void first(const Item& item, double sums[2]) {
+    if constexpr (std::is_same_v<T, float>)
+      if (s_.key) return narrow_.first(*rule_, item.parameter, item.begin, item.count, sums);
+    rule_->first(item.parameter, stretch(item.parameter, item.begin), item.count, sums);
+  }
+
+  void second(const Item& item, bool after_first) {
+    if constexpr (std::is_same_v<T, float>)
+      if (s_.key) return narrow_.second(*rule_, item.parameter, item.begin, item.count);
+    rule_->second(item.parameter, stretch(item.parameter, item.begin), item.count, after_first);
   }
 
   static void pause() {
@@ -121,6 +134,7 @@ class Step final {
   }
 
   const hw_step& s_;
+  const Narrow narrow_;
   std::unique_ptr<Rule<T>> rule_;
   std::vector<Open> open_;
   std::vector<Sums> sums_;
@@ -149,13 +163,17 @@ bool is_good(const hw_step& s, const uint64_t* address, uint64_t bytes, bool sin
 }
 
 bool is_good(const hw_step& s) {
-  if (s.size != sizeof(hw_step) || s.rule > HW_LBSGD || s.type > HW_FP64 || s.n < 0 || s.n > INT32_MAX) return false;
+  if (s.size != sizeof(hw_step) || s.rule > HW_LBSGD || s.type > HW_BF16 || s.n < 0 || s.n > INT32_MAX) return false;
   if (!s.options || !s.lr || (s.n && !(s.weight && s.grad && s.elements))) return false;
   if (!s.n) return true;
-  const uint64_t bytes = s.type == HW_FP32 ? sizeof(float) : sizeof(double);
-  for (const uint64_t* array : {s.weight, s.grad, s.first, s.second})
+  if (s.key ? s.type == HW_FP64 || !s.count : s.type == HW_BF16) return false;
+  const uint64_t scalar = s.type == HW_FP64 ? sizeof(double) : sizeof(float);
+  const uint64_t bytes = s.type == HW_BF16 ? sizeof(uint16_t) : scalar;
+  for (const uint64_t* array : {s.weight, s.grad})
     if (!is_good(s, array, bytes, false)) return false;
-  if (!is_good(s, s.norm, bytes, true) || !is_good(s, s.count, sizeof(float), true)) return false;
+  for (const uint64_t* array : {s.first, s.second})
+    if (!is_good(s, array, s.key ? sizeof(uint16_t) : bytes, false)) return false;
+  if (!is_good(s, s.norm, scalar, true) || !is_good(s, s.count, sizeof(float), true)) return false;
   if (s.rule != HW_LARS && s.rule != HW_SIGNUM && !s.count) return false;
   switch (s.rule) {
     case HW_LARS: return s.adapt;
@@ -174,5 +192,5 @@ extern "C" int32_t hw_optimize(const hw_step* step) {
   using namespace headway;
   if (!step || !is_good(*step)) return -1;
   if (step->found_inf && *step->found_inf != 0) return 0;
-  return step->type == HW_FP32 ? optimize(*step, updates().fp32) : optimize(*step, updates().fp64);
+  return step->type == HW_FP64 ? optimize(*step, updates().fp64) : optimize(*step, updates().fp32);
 }

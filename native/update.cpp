@@ -182,12 +182,29 @@ void transition(const Stretch<T>& at, int64_t n, const Transition<T>& by) {
   }
 }
 
+void widen(const uint16_t* __restrict from, float* __restrict to, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    const uint32_t bits = uint32_t(from[i]) << 16;
+    std::memcpy(to + i, &bits, sizeof bits);
+  }
+}
+
+void round(const float* __restrict from, uint16_t* __restrict to, int64_t n, uint32_t base, uint32_t key) {
+  for (int64_t i = 0; i < n; i++) {
+    uint32_t bits;
+    std::memcpy(&bits, from + i, sizeof bits);
+    const uint32_t random = mix_second(mix_first(base + uint32_t(i)) ^ key) & 0xFFFF;
+    const bool is_nan = int32_t(bits & 0x7FFFFFFF) > 0x7F800000;  // one that carries would become infinite, or 0
+    to[i] = uint16_t(is_nan ? 0x7FC0 : (bits + random) >> 16);
+  }
+}
+
 template <class T>
 constexpr Update<T> kUpdate = {squares<T>,         plain<T>,        momentum<T, false>, momentum<T, true>,
                                sum<T>,             moments_only<T>, moments_step<T>,    moments_both<T>,
                                sign<T>,            leader<T>,       transition<T>};
 
-constexpr Updates kUpdates = {kUpdate<float>, kUpdate<double>};
+constexpr Updates kUpdates = {kUpdate<float>, kUpdate<double>, {widen, round}};
 
 }  // namespace
 

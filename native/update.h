@@ -61,10 +61,29 @@ struct Update {
   void (*transition)(const Stretch<T>&, int64_t n, const Transition<T>&);
 };
 
+// bf16 and back. `round` goes up with the probability that keeps the mean: 16 random bits, of (base + i, key), are added
+// below the last digit. NaN stays NaN.
+struct Conversions {
+  void (*widen)(const uint16_t* from, float* to, int64_t n);
+  void (*round)(const float* from, uint16_t* to, int64_t n, uint32_t base, uint32_t key);
+};
+
 struct Updates {
   Update<float> fp32;
   Update<double> fp64;
+  Conversions bf16;
 };
+
+// The two halves of a one-to-one mixing of 32 bits: Wellons 2018, "Prospecting for hash functions", lowbias32.
+inline uint32_t mix_first(uint32_t x) {
+  x ^= x >> 16;
+  return x * 0x7FEB352Du;
+}
+inline uint32_t mix_second(uint32_t x) {
+  x ^= x >> 15;
+  x *= 0x846CA68Bu;
+  return x ^ x >> 16;
+}
 
 // For the instruction set of make_worker().
 const Updates& updates();

@@ -28,6 +28,7 @@ import time
 import traceback
 import types
 import warnings
+import weakref
 from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
@@ -294,6 +295,9 @@ if __name__ == "__main__":
             importlib.import_module(module)
     if "headway.cli.main" in sys.modules:
         sys.modules["headway.cli.main"].build_command()
+    # At its end a child would take every operator of torch's libraries back: half of what an empty program takes.
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False
     gc.collect()
     gc.freeze()
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from bench import time_to_accuracy
-from bench._accuracy import airbench
-from bench._accuracy.airbench import Arm, How, Images
-from bench._accuracy.costs import airbench_cost, passes, recipe_cost
+from bench._accuracy import airbench, record
+from bench._accuracy.airbench import AIRBENCH, How, Images
+from bench._accuracy.costs import method_cost, passes, recipe_cost
 from bench._accuracy.ours import kinds_of_step
 from bench._accuracy.ours import recipe as fast_recipe
+from bench._accuracy.record import RECORD
 from bench._accuracy.results import Results, digest, hashes, sources, this_machine
 
 from headway.model import cifar_net
@@ -50,16 +52,19 @@ def test_whitened_patches_are_white(images: Images) -> None:
     torch.testing.assert_close(moment, torch.diag(values / (values + 5e-4)), atol=2e-3, rtol=1e-3)
 
 
-def test_the_port_is_the_network_of_the_library(images: Images) -> None:
+RECORDS = {"activation": "silu", "batchnorm_momentum": record.KEPT_STATISTICS, "scaling": 1 / 16}
+
+
+@pytest.mark.parametrize(("method", "options"), [(AIRBENCH, {}), (RECORD, RECORDS)])
+def test_the_ports_are_networks_of_the_library(images: Images, method: airbench.Method, options: Any) -> None:
     """Two programs of one paper: the same parameters give the same numbers."""
     torch.manual_seed(0)
-    port, ours = airbench.network((8, 16, 16)), cifar_net(widths=(8, 16, 16))
-    values = list(port.state_dict().values())
-    assert [value.shape for value in values] == [value.shape for value in ours.state_dict().values()]
-    ours.load_state_dict(dict(zip(ours.state_dict(), values, strict=True)))
+    ours = cifar_net(widths=(8, 16, 16), **options)
     for mode in (False, True):  # training moves the statistics
-        arm = Arm(FP32, CPU, 10, (8, 16, 16), 60)
-        arm.net.load_state_dict(port.state_dict())
+        arm = method.build(FP32, CPU, 10, (8, 16, 16), 60)
+        values = list(arm.net.state_dict().values())
+        assert [value.shape for value in values] == [value.shape for value in ours.state_dict().values()]
+        ours.load_state_dict(dict(zip(ours.state_dict(), (value.clone() for value in values), strict=True)))
         arm.net.train(mode)
         ours.train(mode)
         torch.testing.assert_close(arm.logits(images.normal), ours(images.normal))
@@ -132,24 +137,28 @@ def test_the_rate_is_a_triangle() -> None:
     assert values[475] == pytest.approx(0.07)
 
 
-def test_warming_up_leaves_no_trace(images: Images) -> None:
+@pytest.mark.parametrize("method", [AIRBENCH, RECORD])
+def test_warming_up_leaves_no_trace(images: Images, method: airbench.Method) -> None:
     torch.manual_seed(0)
-    arm = Arm(FP32, CPU, 10, (8, 8, 8), 30)
+    arm = method.build(FP32, CPU, 10, (8, 8, 8), 30)
+    groups = [optimizer.state_dict()["param_groups"] for optimizer, _ in arm.optimizers]
     before = {name: value.clone() for name, value in arm.net.state_dict().items()}
     seen = set()
     arm.net.register_forward_hook(lambda net, given, _: seen.add((net.training, len(given[0]), given[0].stride())))
-    arm.warm_up(images.normal[:30], images.labels[:30], images.normal[:20])
-    evaluated = {(False, 20, view.stride()) for _, view in airbench.views(images.normal[:20])}
-    assert {one for one in seen if not one[0]} == evaluated, "every kind of view of a batch of the evaluation"
+    held_out = [images.normal[:20], images.normal[:9]]
+    arm.warm_up(images.normal[:30], images.labels[:30], held_out)
+    evaluated = {(False, len(one), view.stride()) for one in held_out for _, view in airbench.views(one)}
+    assert {one for one in seen if not one[0]} == evaluated, "every kind of view of batches of the evaluation"
     assert arm.net.training
     assert all(torch.equal(before[name], value) for name, value in arm.net.state_dict().items())
-    assert not arm.optimizer.state
+    assert not any(optimizer.state for optimizer, _ in arm.optimizers)
+    assert [optimizer.state_dict()["param_groups"] for optimizer, _ in arm.optimizers] == groups
     assert arm.net[0].bias.requires_grad  # type: ignore[union-attr]
 
 
 def test_the_port_costs_what_airbench_publishes_and_ours_two_thirds() -> None:
     """0.36e15 operations, of which whole batches and what has no gradient leave 0.335e15."""
-    port = airbench_cost(airbench.WIDTHS, airbench.EPOCHS)
+    port = method_cost(AIRBENCH, airbench.WIDTHS, airbench.EPOCHS)
     assert 2 * port == pytest.approx(0.335e15, rel=0.01)
     assert recipe_cost(fast_recipe(Path("packed")).recipe) / port < 0.7
 
@@ -230,7 +239,7 @@ def test_kept_runs_of_another_recipe_or_port_do_not_count(tmp_path: Path, monkey
     longer, commented = tmp_path / "longer.yaml", tmp_path / "commented.yaml"
     longer.write_text(recipe.replace("epochs: 8", "epochs: 9", 1))
     commented.write_text(f"# the same\n{recipe}")
-    asked: dict[str, dict[str, Any]] = {"port": {}, "headway": {}}
+    asked: dict[str, dict[str, Any]] = {"port": {}, "headway": {}, "record": {}}
 
     def now() -> list[str]:
         return [time_to_accuracy.settings_of(arm, asked) for arm in time_to_accuracy.ARMS]
@@ -238,16 +247,17 @@ def test_kept_runs_of_another_recipe_or_port_do_not_count(tmp_path: Path, monkey
     before = now()
     other = time_to_accuracy.ROOT / "bench/_common.py"
     for place, name, file, voided in (
-        (time_to_accuracy, "PORT", other, [True, True]),
-        (time_to_accuracy, "OURS", other, [False, True]),
-        (time_to_accuracy.ours, "RECIPE", longer, [False, True]),
-        (time_to_accuracy.ours, "RECIPE", commented, [False, False]),
+        (time_to_accuracy, "PORT", other, [True, True, True]),
+        (time_to_accuracy, "RECORD", other, [False, False, True]),
+        (time_to_accuracy, "OURS", other, [False, True, False]),
+        (time_to_accuracy.ours, "RECIPE", longer, [False, True, False]),
+        (time_to_accuracy.ours, "RECIPE", commented, [False, False, False]),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(place, name, file)
             assert [one != two for one, two in zip(now(), before, strict=True)] == voided
     asked["port"]["epochs"] = 1
-    assert [one != two for one, two in zip(now(), before, strict=True)] == [True, False]
+    assert [one != two for one, two in zip(now(), before, strict=True)] == [True, False, False]
 
 
 def test_our_kept_runs_count_until_a_file_changes_that_they_had_imported(
@@ -265,7 +275,7 @@ def test_our_kept_runs_count_until_a_file_changes_that_they_had_imported(
         results.add({"arm": arm, "machine": this_machine(), "settings": arm, "seed": 1, **more})
 
     def counted() -> list[int]:
-        return [len(time_to_accuracy.kept_runs(results, arm, {}, seed=1)) for arm in time_to_accuracy.ARMS]
+        return [len(time_to_accuracy.kept_runs(results, arm, {}, seed=1)) for arm in ("port", "headway")]
 
     assert counted() == [1, 1]
     (tmp_path / unused).write_text("after")
@@ -348,6 +358,79 @@ def test_a_ratio_is_void_unless_both_are_as_accurate_as_they_should(runs: list[l
             assert found.reasons == said
         assert (found.reasons == []) == (said == []), "of both ratios, whichever accuracy is wrong"
     assert all(ratio == pytest.approx(0.6) for ratio in found.ratios)
+
+
+def test_the_ratio_to_the_record_asks_of_its_port_the_accuracy_with_views_alone() -> None:
+    runs = [one for seed in (1, 2, 3) for one in pair(seed, 0.91, 0.91, views=0.02)]
+    against = [one | ({"arm": "record"} if one["arm"] == "port" else {}) for one in runs]
+    assert time_to_accuracy.verdict(against, views=True, against="record") == time_to_accuracy.Verdict([0.6] * 3, [])
+    assert time_to_accuracy.verdict(against, views=True).reasons == ["0 pairs of at least 3"]
+    low = [one | {"accuracy_tta": 0.90} for one in against]
+    [said] = time_to_accuracy.verdict(low, views=True, against="record").reasons
+    assert said == "the record's port reaches 90.00% with the views, not 91.0% +- 0.3%"
+
+
+def test_matrices_padded_to_one_shape_are_orthogonalised_as_each_alone() -> None:
+    torch.manual_seed(0)
+    filters = [torch.randn(8, 3, 3, 3), torch.randn(16, 8, 3, 3), torch.randn(16, 1, 3, 3)]
+    alone, padded = (record.orthogonalise(filters, None, as_one=as_one) for as_one in (False, True))
+    for one, both, given in zip(alone, padded, filters, strict=True):
+        torch.testing.assert_close(one, both)
+        values = torch.linalg.svdvals(one.flatten(1))
+        assert values.max() < 1.5
+        assert values.median() > 0.6
+        # The singular vectors stay: U f(S) V^T times the transpose of U S V^T is symmetric and positive.
+        product = one.flatten(1) @ given.flatten(1).mT
+        torch.testing.assert_close(product, product.mT, atol=1e-3, rtol=1e-3)
+        assert torch.linalg.eigvalsh(product).min() > -1e-3
+
+
+def test_filters_are_normalised_ever_less_often() -> None:
+    weight = torch.nn.Parameter(torch.randn(8, 3, 3, 3))
+    muon, when = record.Muon([weight], 60, 0.0, "fp32"), []
+    for step in range(1, 61):
+        weight.grad = torch.randn_like(weight)
+        with torch.no_grad():
+            weight.mul_(2)
+        muon.param_groups[0]["lr"] = 0.0
+        muon.step()
+        if weight.norm().item() == pytest.approx(8**0.5, rel=1e-5):
+            when.append(step)
+    apart = [after - before for before, after in pairwise(when)]
+    assert when[0] == 2
+    assert apart == sorted(apart)
+    assert apart[-1] > 8
+
+
+def test_jitter_adds_one_number_to_an_image_and_multiplies_it_by_another(images: Images) -> None:
+    found, given = record.jitter(images.normal).flatten(1), images.normal.flatten(1)
+    factors = found.std(1) / given.std(1)
+    torch.testing.assert_close(found, (given + (found.mean(1) / factors - given.mean(1))[:, None]) * factors[:, None])
+    shifts = found.mean(1) / factors - given.mean(1)
+    for drawn, most in ((factors - 1, record.CONTRAST), (shifts, record.BRIGHTNESS)):
+        assert 0.8 * most < drawn.abs().max() < 1.0001 * most
+
+
+def test_the_least_sure_quarter_is_named_by_the_mean_of_six_views(images: Images) -> None:
+    torch.manual_seed(0)
+    arm = RECORD.build(FP32, CPU, 10, (8, 8, 8), 30)
+    passes: list[int] = []
+    arm.net.register_forward_hook(lambda net, given, _: passes.append(len(given[0])))
+    found = record.accuracy_by_unsure(arm, images)
+    assert passes == [60, *[15] * 6]
+    arm.net.eval()
+    with torch.no_grad():
+        plain = arm.logits(images.normal)
+        mean = torch.stack([arm.logits(view) for _, view in airbench.views(images.normal)]).mean(0)
+    unsure = plain.softmax(1).amax(1).argsort()[:15]
+    plain[unsure] = mean[unsure]
+    assert found == pytest.approx((plain.argmax(1) == images.labels).double().mean().item())
+
+
+def test_a_run_of_the_record_learns(images: Images) -> None:
+    found = airbench.train(RECORD, images, images, FP32, seed=1, epochs=12, widths=(8, 8, 8))
+    assert found["steps"] == 12
+    assert found["accuracy"] > 0.25
 
 
 def test_the_claim_is_the_mean_of_the_pairs() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -59,25 +58,6 @@ def test_the_lower_floors_do_not_import_torch(room: str) -> None:
     assert "torch" not in modules
 
 
-def _imports(module: str, tree: ast.AST, modules: frozenset[str], package: bool) -> set[str]:
-    """The modules of Headway that a file imports, at its top or inside a function; not those for type checks alone."""
-    found: set[str] = set()
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            waiting.extend(node.orelse)
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = module.split(".")[: -node.level + package or None] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            found |= {name if (name := f"{base}.{alias.name}") in modules else base for alias in node.names}
-        waiting.extend(ast.iter_child_nodes(node))
-    return (found & modules) - {module}
-
-
 def _cycles(imports: dict[str, set[str]]) -> list[set[str]]:
     """Groups of files each of which imports, directly or through others, every other one."""
     reached: dict[str, set[str]] = {}
@@ -98,15 +78,14 @@ CYCLES_ALLOWED: list[set[str]] = []
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    source = ROOT / "src"
-    files = {".".join(path.relative_to(source).with_suffix("").parts): path for path in source.rglob("*.py")}
-    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
-    modules = frozenset(files)
-    imports = {
-        name: _imports(name, ast.parse(path.read_text()), modules, path.stem == "__init__")
-        for name, path in files.items()
-    }
+    """At their top or inside a function; not for type checks alone."""
+    # Comes with import-linter, and reads in a third of a second what takes `ast` five.
+    import grimp
+
+    graph = grimp.build_graph("headway", exclude_type_checking_imports=True, cache_dir=None)
+    imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     assert imports["headway.data.opening"] >= {"headway.data.dataset", "headway.data.foreign"}
+    assert len(imports) > 400
     assert not any(name.startswith("headway.data.") for cycle in CYCLES_ALLOWED for name in cycle)
     assert [sorted(cycle) for cycle in _cycles(imports) if cycle not in CYCLES_ALLOWED] == []
 
@@ -114,9 +93,6 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def test_a_circle_of_imports_is_found() -> None:
     imports = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}
     assert _cycles(imports) == [{"a", "b", "c"}]
-    code = "from . import y\nif TYPE_CHECKING:\n    import p.z\ndef f():\n    from p.w import g\n"
-    modules = frozenset({"p", "p.x", "p.y", "p.z", "p.w"})
-    assert _imports("p.x", ast.parse(code), modules, False) == {"p.y", "p.w"}
 
 
 def test_every_public_name_resolves_and_says_what_it_is() -> None:

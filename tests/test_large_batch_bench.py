@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench._accuracy import batch_arms, batch_curve, batch_table
+from bench._accuracy import batch_arms, batch_curve, batch_noise, batch_table, batch_wide
 from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell
 from bench._accuracy.batch_worker import train
 from bench._accuracy.results import made_by
@@ -40,6 +40,28 @@ def records(accuracy: dict[str, float], sloping: str = "") -> list[dict[str, Any
             found -= 1e-3 * abs(job.lr - best) / batch_arms.first_grid(job.cell)[1] + 1e-4 * job.seed
             out.append({**job.key(), "accuracy": found})
     return out
+
+
+def test_the_wide_network_is_swept_around_the_best_rates_of_the_small_one() -> None:
+    assert batch_wide.WideTable([]).missing() == [], "which are not known yet"
+    kept = records(dict.fromkeys(batch_arms.NAMES, 0.70))
+    while missing := batch_wide.WideTable(kept).missing():
+        for job in missing:
+            best = 2 * batch_arms.first_grid(job.cell)[1]
+            found = 0.8 - 1e-5 * job.cell.batch - 1e-3 * abs(job.lr - best) / best
+            kept.append({**batch_wide.key(job), "accuracy": found})
+    # Half, once and twice the small one's best, and one more as twice is the best.
+    assert sum(one["bench"] == "wide" for one in kept) == len(batch_wide.CELLS) * (3 + 1 + 1)
+    claims, lacking = batch_wide.WideTable(kept).claims()
+    assert lacking == []
+    assert {claim.name: claim.value for claim in claims} == {
+        "gap_2048_wide": pytest.approx(1.792),
+        "gap_2048_same_wide": pytest.approx(1.792),
+        "gap_8192_wide": pytest.approx(7.936),
+    }
+    assert batch_table.Tables(kept).mean(batch_arms.CELLS[0]) == batch_table.Tables(kept[:-20]).mean(
+        batch_arms.CELLS[0]
+    ), "and the small network's table leaves its runs out"
 
 
 def test_a_table_is_made_of_kept_runs_alone() -> None:
@@ -237,3 +259,11 @@ def test_workers_do_all_jobs_and_give_up_with_a_run_that_fails(tmp_path: Path) -
     assert not work(lambda: list(left), lambda job: tree, done, workers=1, minutes=0)
     with pytest.raises(WorkerEndedError, match="a run ended with status 1: what it said stands above"):
         work(lambda: list(left), lambda job: {"batch": 1}, done, workers=1, minutes=None)
+
+
+@pytest.mark.parametrize("critical", [30.0, 1000.0, 50_000.0])
+def test_the_critical_batch_of_a_curve_is_found(critical: float) -> None:
+    steps = {64 * 2**power: 120 * (1 + critical / (64 * 2**power)) for power in range(9)}
+    found, least = batch_noise.fit_critical_batch(steps)
+    assert found == pytest.approx(critical, rel=0.01)
+    assert least == pytest.approx(120, rel=0.01)

@@ -19,7 +19,7 @@ from headway.training.dry_run import DryRun, dry_run
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(path for path in (ROOT / "recipes").glob("*.yaml") if not path.name.endswith(".space.yaml"))
-SMALL = ("cifar", "finetune", "digits")
+SMALL = ("cifar", "finetune", "digits", "large-batch")
 """What the names of recipes for images of 8 or 32 pixels begin with."""
 OF_IMAGENET = [path for path in RECIPES if not path.stem.startswith(SMALL)]
 PLAIN = ("imagenet-resnet50-1632", "tencent-alexnet-bn-64k")

@@ -1,4 +1,5 @@
-"""airbench94's recipe with SGD, ported: network, data, training and multi-crop evaluation, in PyTorch alone.
+"""airbench94's recipe with SGD, ported: network, data, training and multi-crop evaluation, in PyTorch alone. The loop
+runs the port of a later record too (bench/_accuracy/record.py).
 
 The recipe is that of Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv 2404.00498) and of
 github.com/KellerJordan/cifar10-airbench, legacy/airbench94.py; the code is written anew. What differs from there: any
@@ -18,8 +19,11 @@ from typing import Any, Literal, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 Precision = Literal["fp32", "bf16", "fp16"]
+Jitter = Callable[[Tensor], Tensor]
 
 EPOCHS = 9.9
 BATCH = 1024
@@ -51,22 +55,29 @@ class How:
 
 @final
 class Norm(nn.BatchNorm2d):
-    """Batch norm without a trained scale, in fp32 whatever goes through it."""
+    """Batch norm without a trained scale."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__(width, eps=1e-12, momentum=1 - KEPT_STATISTICS)
+    def __init__(self, width: int, kept: float) -> None:
+        super().__init__(width, eps=1e-12, momentum=1 - kept)
         self.weight.requires_grad_(False)
 
 
-def network(widths: Sequence[int] = WIDTHS) -> nn.Sequential:
-    """Whitening, three groups of two convolutions, the largest of each channel, a linear head; 8 layers."""
+def network(
+    widths: Sequence[int] = WIDTHS, activation: type[nn.Module] = nn.GELU, kept: float = KEPT_STATISTICS
+) -> nn.Sequential:
+    """Whitening, three groups of two convolutions, the largest of each channel, a linear head; 8 layers.
+
+    Args:
+        activation: of the groups; that of the whitened patches is GELU.
+        kept: share of the running statistics that a step keeps.
+    """
     whiten = nn.Conv2d(3, 24, 2)
     nn.init.zeros_(whiten.bias)  # type: ignore[arg-type]
     whiten.weight.requires_grad_(False)
     groups = []
     for before, after in pairwise((24, *widths)):
         first, second = _conv(before, after), _conv(after, after)
-        layers = [first, nn.MaxPool2d(2), Norm(after), nn.GELU(), second, Norm(after), nn.GELU()]
+        layers = [first, nn.MaxPool2d(2), Norm(after, kept), activation(), second, Norm(after, kept), activation()]
         groups.append(nn.Sequential(*layers))
     head = nn.Linear(widths[-1], 10, bias=False)
     return nn.Sequential(whiten, nn.GELU(), *groups, nn.MaxPool2d(3), nn.Flatten(), head)
@@ -116,13 +127,15 @@ class Images:
         start = torch.where(mirrored.view(-1, 1, 1, 1), self.normal.flip(3), self.normal)
         self._padded = F.pad(start, (TRANSLATE,) * 4, "reflect").contiguous(memory_format=torch.channels_last)
 
-    def epoch(self, number: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, number: int, batch: int, jitter: Jitter | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled batches, the last one only if it is whole: each image moved by up to two pixels, and all of them
         mirrored against the epoch before."""
         assert self._padded is not None
         images = moved(self._padded, self.normal.shape[2])
         if number % 2:
             images = images.flip(3)
+        if jitter is not None:
+            images = jitter(images)
         order = torch.randperm(len(self), device=images.device)
         for low in range(0, len(self) - batch + 1, batch):
             chosen = order[low : low + batch]
@@ -158,39 +171,43 @@ class SlowWeights:
 
 @final
 class Arm:
-    """A network of this recipe with its optimizer, ready to be trained.
+    """A network of a recipe with its optimizers, ready to be trained.
 
     Args:
-        steps: of the whole run.
+        net: on the device, in the type of its weights.
+        optimizers: each with its schedule.
+        smoothing: of the labels.
+        scale: of the logits.
     """
 
-    def __init__(self, how: How, device: torch.device, steps: int, widths: Sequence[int], batch: int) -> None:
-        net = network(widths).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if how.precision == "fp16":
-            net = net.half()
-            for module in net.modules():
-                if isinstance(module, Norm):
-                    module.float()
-        self.net, self.how, self._device = net, how, device
-        mode = "max-autotune" if device.type == "cuda" else "default"
+    def __init__(
+        self,
+        how: How,
+        net: nn.Sequential,
+        optimizers: Sequence[tuple[Optimizer, LambdaLR]],
+        *,
+        smoothing: float,
+        scale: float,
+    ) -> None:
+        self.net, self.how, self.optimizers, self.smoothing, self.scale = net, how, optimizers, smoothing, scale
+        self._device = net[-1].weight.device
+        mode = "max-autotune" if self._device.type == "cuda" else "default"
         self._forward: Callable[[Tensor], Tensor] = torch.compile(net, mode=mode) if how.compiled else net
-        kilostep = 1024 * (1 + 1 / (1 - MOMENTUM))
-        lr, decay = LR / kilostep, DECAY * batch / kilostep
-        biases = [value for module in net.modules() if isinstance(module, Norm) for value in [module.bias]]
-        others = [value for value in net.parameters() if value.requires_grad and all(value is not b for b in biases)]
-        groups = [
-            {"params": biases, "lr": lr * BIAS_SCALE, "weight_decay": decay / (lr * BIAS_SCALE)},
-            {"params": others, "lr": lr, "weight_decay": decay / lr},
-        ]
-        self.optimizer = torch.optim.SGD(groups, lr=lr, momentum=MOMENTUM, nesterov=True, fused=True)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: factor(step, steps))
 
     def step(self, images: Tensor, labels: Tensor) -> None:
-        """Forward, backward, and the optimizer."""
-        loss = F.cross_entropy(self.logits(images).float(), labels, label_smoothing=SMOOTHING, reduction="sum")
-        self.optimizer.zero_grad(set_to_none=True)
+        """Forward, backward, and the optimizers."""
+        logits = self.logits(images).float()
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.smoothing, reduction="sum")
+        for optimizer, _ in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        self.optimizer.step()
+        for optimizer, _ in self.optimizers:
+            optimizer.step()
+
+    def advance(self) -> None:
+        """Takes the learning rates to the next step."""
+        for _, schedule in self.optimizers:
+            schedule.step()
 
     def train_bias(self, trained: bool) -> None:
         """Whether the whitening layer's bias is trained."""
@@ -202,15 +219,16 @@ class Arm:
 
     def logits(self, images: Tensor) -> Tensor:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self.how.precision == "bf16"):
-            return self._forward(images) * SCALE
+            return self._forward(images) * self.scale
 
-    def warm_up(self, images: Tensor, labels: Tensor, held_out: Tensor) -> None:
+    def warm_up(self, images: Tensor, labels: Tensor, held_out: Sequence[Tensor]) -> None:
         """Steps on data that mean nothing, of every kind that training has, and an evaluation by views; without effect.
 
         Args:
-            held_out: the images of a batch of the evaluation.
+            held_out: the images of a batch of each size that the evaluation has.
         """
         before = {name: value.clone() for name, value in self.net.state_dict().items()}
+        states = [optimizer.state_dict() for optimizer, _ in self.optimizers]
         for trained in (True, False):
             self.train_bias(trained)
             for _ in range(2):
@@ -218,11 +236,41 @@ class Arm:
         self.train_bias(True)
         self.net.eval()
         with torch.no_grad():
-            for _, view in views(held_out):
-                self.logits(view)
+            for batch in held_out:
+                for _, view in views(batch):
+                    self.logits(view)
         self.net.train()
         self.net.load_state_dict(before)
-        self.optimizer.state.clear()
+        for (optimizer, _), state in zip(self.optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
+
+
+def build(how: How, device: torch.device, steps: int, widths: Sequence[int], batch: int) -> Arm:
+    """airbench94, for a run of so many steps of a batch."""
+    net = network(widths).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if how.precision == "fp16":
+        net = net.half()
+        # Batch norm stays in fp32.
+        for module in net.modules():
+            if isinstance(module, Norm):
+                module.float()
+    kilostep = 1024 * (1 + 1 / (1 - MOMENTUM))
+    lr, decay = LR / kilostep, DECAY * batch / kilostep
+    biases, others = norm_biases(net)
+    groups = [
+        {"params": biases, "lr": lr * BIAS_SCALE, "weight_decay": decay / (lr * BIAS_SCALE)},
+        {"params": others, "lr": lr, "weight_decay": decay / lr},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=lr, momentum=MOMENTUM, nesterov=True, fused=True)
+    schedule = LambdaLR(optimizer, lambda step: factor(step, steps))
+    return Arm(how, net, [(optimizer, schedule)], smoothing=SMOOTHING, scale=SCALE)
+
+
+def norm_biases(net: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """The trained parameters of batch norms, and all others."""
+    biases = [module.bias for module in net.modules() if isinstance(module, Norm)]
+    known = {id(bias) for bias in biases}
+    return biases, [value for value in net.parameters() if value.requires_grad and id(value) not in known]
 
 
 def factor(step: int, steps: int) -> float:
@@ -255,38 +303,83 @@ def accuracy(arm: Arm, held_out: Images, *, multi_crop: bool, batch: int = HELD_
     return right / len(held_out)
 
 
+@final
+@dataclass(frozen=True)
+class Method:
+    """What the ports of two recipes do differently in one training loop.
+
+    Attributes:
+        build: makes the arm, of how, device, steps, widths and batch.
+        batch, epochs: of the source.
+        bias_epochs: of training of the whitening layer's bias.
+        whitened: images that the whitening is computed from.
+        holds_back: whether there are slow weights.
+        jitter: of colours; None: there is none.
+        evaluate: accuracy with views.
+        sizes: of the batches of that evaluation.
+    """
+
+    build: Callable[[How, torch.device, int, Sequence[int], int], Arm]
+    batch: int
+    epochs: float
+    bias_epochs: float
+    whitened: int
+    holds_back: bool
+    jitter: Jitter | None
+    evaluate: Callable[[Arm, Images], float]
+    sizes: tuple[int, ...]
+
+
+AIRBENCH = Method(
+    build,
+    BATCH,
+    EPOCHS,
+    BIAS_EPOCHS,
+    WHITENED,
+    holds_back=True,
+    jitter=None,
+    evaluate=lambda arm, held_out: accuracy(arm, held_out, multi_crop=True),
+    sizes=(HELD_OUT,),
+)
+
+
 def train(
-    data: Images, held_out: Images, how: How, *, seed: int, epochs: float = EPOCHS, widths: Sequence[int] = WIDTHS
+    method: Method, data: Images, held_out: Images, how: How, *, seed: int, epochs: float, widths: Sequence[int]
 ) -> dict[str, Any]:
-    """One run. `seconds`: of training alone; `tta_seconds`: of the multi-crop evaluation after it."""
+    """One run. `seconds`: of training alone; `tta_seconds`: of the evaluation with views after it."""
     torch.manual_seed(seed)
     device = data.normal.device
-    steps = math.ceil(len(data) // BATCH * epochs)
-    arm = Arm(how, device, steps, widths, BATCH)
-    whiten(arm.net[0], data.normal[:WHITENED])  # type: ignore[arg-type]
+    # A quick run has fewer images than a batch.
+    batch = min(method.batch, len(data))
+    by_epoch = len(data) // batch
+    steps = math.ceil(by_epoch * epochs)
+    bias_steps = math.ceil(by_epoch * method.bias_epochs)
+    arm = method.build(how, device, steps, widths, batch)
+    whiten(arm.net[0], data.normal[: method.whitened])  # type: ignore[arg-type]
     data.prepare()
     arm.net.train()
-    arm.warm_up(data.normal[:BATCH], data.labels[:BATCH], held_out.normal[:HELD_OUT])
-    slow = SlowWeights(arm.net)
+    arm.warm_up(data.normal[:batch], data.labels[:batch], [held_out.normal[:size] for size in method.sizes])
+    slow = SlowWeights(arm.net) if method.holds_back else None
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     wait()
     started, done = perf_counter(), 0
-    for epoch in range(math.ceil(epochs)):
-        arm.train_bias(epoch < BIAS_EPOCHS)
-        for images, labels in data.epoch(epoch, BATCH):
+    while done < steps:
+        for images, labels in data.epoch(done // by_epoch, batch, method.jitter):
+            arm.train_bias(done < bias_steps)
             arm.step(images, labels)
-            arm.schedule.step()
+            arm.advance()
             done += 1
-            if done % LOOKAHEAD_STEPS == 0:
+            if slow is not None and done % LOOKAHEAD_STEPS == 0:
                 slow.update(LOOKAHEAD_DECAY * (done / steps) ** 3)
             if done == steps:
-                slow.update(1.0)
                 break
+    if slow is not None:
+        slow.update(1.0)
     wait()
     seconds = perf_counter() - started
     plain = accuracy(arm, held_out, multi_crop=False)
     started = perf_counter()
-    multi_crop = accuracy(arm, held_out, multi_crop=True)
+    multi_crop = method.evaluate(arm, held_out)
     return {
         "seconds": seconds,
         "tta_seconds": perf_counter() - started,

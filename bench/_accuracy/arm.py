@@ -15,8 +15,10 @@ from torch.nn import functional as F
 
 from bench._accuracy import airbench, cifar, ours
 from bench._accuracy.fastest import candidates, fastest
+from bench._accuracy.record import RECORD
 from bench._arms import ROOT
 
+METHODS = {"port": airbench.AIRBENCH, "record": RECORD}
 PROBE_IMAGES, PROBE_STEPS = 64, 8
 TYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float16}  # of images; bf16 is by autocast
 
@@ -86,10 +88,10 @@ def main() -> None:
         return
     steps = asked.get("probe_steps", PROBE_STEPS)
     before, packed, seed = probe(steps), Path(asked["packed"]), asked["seed"]
-    if asked["arm"] == "port":
+    if (method := METHODS.get(asked["arm"])) is not None:
         how = airbench.How(asked["precision"], asked["compiled"])
         data, held_out = held(packed / "train", how.precision), held(packed / "eval", how.precision)
-        found = airbench.train(data, held_out, how, seed=seed, epochs=asked["epochs"], widths=asked["widths"])
+        found = airbench.train(method, data, held_out, how, seed=seed, epochs=asked["epochs"], widths=asked["widths"])
     else:
         with tempfile.TemporaryDirectory(prefix="headway-accuracy-") as folder:
             found = ours.train(packed, seed=seed, overrides=asked["overrides"], folder=Path(folder) / "run")

@@ -43,8 +43,11 @@ FIRST_BASE = {SMALL: 0.05, LARGE: 0.05, LARGEST: 0.025}
 """Lowest of the first four learning rates a batch of 256, which linear scaling multiplies by batch / 256."""
 FIRST_SGD = {SMALL: 0.05, LARGE: 0.2, LARGEST: 0.4}
 FIRST_LARS = {LARGE: 0.5, LARGEST: 1.0}
-FIRST_MUON = {SMALL: 0.02, LARGE: 0.04, LARGEST: 0.08}
+FIRST_MUON = {SMALL: 0.02, LARGE: 0.04, LARGEST: 0.04}
 FIRST_SOAP = {SMALL: 0.001, LARGE: 0.002, LARGEST: 0.004}
+BEST_SGD = {SMALL: 0.8, LARGE: 1.6, LARGEST: 0.8}
+"""What the sweeps of plain SGD found. Muon's biases, norms and head, which SGD steps, learn at these. At the rate of
+the filters they learn too little: 70.5 % in place of 73.4 % with 0.16 at 2,048, seed 0."""
 
 
 @dataclass(frozen=True, order=True)
@@ -122,8 +125,8 @@ def recipe(cell: Cell, lr: float, seed: int, packed: str) -> dict[str, Any]:
         del optimizer["momentum"]
         schedule = {"name": "polynomial", "power": 1, "warmup_epochs": MATRIX_WARMUP_EPOCHS, "warmup_start": 0.0}
         if arm == "muon":
-            # The head learns at the rate of the filters; float32, so that a table does not depend on the machine.
-            optimizer |= {"momentum": 0.9, "ns_precision": "fp32"}
+            # float32, so that a table does not depend on the machine.
+            optimizer |= {"momentum": 0.9, "ns_precision": "fp32", "lr_rest": BEST_SGD[cell.batch]}
     norm["recompute_batches"] = recomputed(batch)
     return {
         "seed": seed,

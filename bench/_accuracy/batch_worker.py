@@ -29,6 +29,11 @@ from headway.training.trainer import Trainer
 def train(tree: dict[str, Any]) -> dict[str, Any]:
     """One run by Headway's Trainer. A run whose loss or weights were not finite has `diverged`, and the accuracy of its
     last evaluation or of chance."""
+    return run_recipe(tree)[0]
+
+
+def run_recipe(tree: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The result of a run, as `train` has it, and the records of its metrics."""
     with tempfile.TemporaryDirectory(prefix="headway-batch-") as name:
         path = Path(name) / "recipe.yaml"
         path.write_text(yaml.safe_dump(tree), encoding="utf-8")
@@ -44,13 +49,14 @@ def train(tree: dict[str, Any]) -> dict[str, Any]:
         records = [json.loads(line) for line in lines]
         found = [(one["step"], one["accuracy"]) for one in records if one["kind"] == "evaluate"]
         chance = 1 / len(setup.target.classes)
-        return {
+        result = {
             "accuracy": found[-1][1] if found and not diverged else chance,
             "evaluations": found,
             "diverged": diverged,
             "steps": trainer.step,
             "seconds": perf_counter() - started,
         }
+        return result, records
 
 
 def main() -> None:

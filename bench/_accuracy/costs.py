@@ -30,10 +30,10 @@ def passes(widths: tuple[int, ...], side: int, bias_trained: bool) -> float:
     return 3 * found - 2 * whitening - (0 if bias_trained else first)
 
 
-def airbench_cost(widths: Sequence[int], epochs: float) -> float:
-    """Of the port: whole batches only."""
-    served = SAMPLES // airbench.BATCH * airbench.BATCH
-    early = min(epochs, airbench.BIAS_EPOCHS)
+def method_cost(method: airbench.Method, widths: Sequence[int], epochs: float) -> float:
+    """Of a port: whole batches only."""
+    served = SAMPLES // method.batch * method.batch
+    early = min(epochs, method.bias_epochs)
     shape = tuple(widths)
     return served * (early * passes(shape, SIDE, True) + (epochs - early) * passes(shape, SIDE, False))
 

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import torch
 
-from bench._accuracy.airbench import Arm, How, Images
+from bench._accuracy.airbench import Arm, How, Images, build
 from bench._common import median
 
 HOPELESS = 1.6  # times the fastest one's second step: not timed any further
@@ -33,7 +33,7 @@ def fastest(
         device = images.normal.device
         torch.manual_seed(0)
         try:
-            arm = Arm(how, device, 1, widths, batch)
+            arm = build(how, device, 1, widths, batch)
             seconds(arm, images, batch)  # of the first step, or of the compilation
             taken[how] = [seconds(arm, images, batch)]
         except Exception as error:  # no compiler here, or a type that the device does not have

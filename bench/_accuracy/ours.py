@@ -54,7 +54,8 @@ def train(packed: Path, *, seed: int, overrides: Sequence[str], folder: Path) ->
         stages = trainer.clock.seconds
         assert trainer.metrics is not None
         assert setup.eval is not None
-        as_it_is = setup.loaded.resolve("evaluate.flip", False, "no views").resolve("evaluate.shift", 0, "no views")
+        off = {"flip": False, "shift": 0, "views_below": None}
+        as_it_is = setup.loaded.resolve_all({f"evaluate.{key}": (value, "no views") for key, value in off.items()})
         with trainer.use_averages():
             plain = evaluate(replace(setup, loaded=as_it_is), setup.eval)
         return {
@@ -112,7 +113,10 @@ def warm_up(setup: TrainSetup) -> None:
     setup.model.eval()
     with torch.no_grad():
         samples = min(recipe.evaluate.batch or recipe.batch, len(setup.eval or ()))
-        images = torch.randn(samples, setup.channels, *setup.size, device=setup.device)
-        compute_outputs(setup, images.to(memory_format=layout))
+        images = torch.randn(samples, setup.channels, *setup.size, device=setup.device).to(memory_format=layout)
+        compute_outputs(setup, images)
+        # A compiled network meets the other batch sizes of unsure images.
+        if recipe.evaluate.views_below is not None:
+            compute_outputs(setup, images[: samples // 2])
     setup.model.train()
     setup.model.load_state_dict(before)

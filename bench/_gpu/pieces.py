@@ -25,6 +25,7 @@ TESTS = (
         "optim/test_fused_optimizer.py",
         "optim/test_optimizer.py",
         "optim/test_soap.py",
+        "optim/test_stochastic_rounding.py",
     ),
     (
         "setup/test_compilation.py",
@@ -94,6 +95,15 @@ PIECES = (
     _bench("loop", "How much time does the Trainer add to a hand-written loop?", minutes=2.0),
     _bench(
         "device-resnet50", "How many images/s does ResNet-50 train, beside a plain loop?", bench="device", minutes=6.0
+    ),
+    _bench(
+        "device-resnet18",
+        "How many images/s does ResNet-18 train, beside a plain loop?",
+        "--network",
+        "resnet18",
+        bench="device",
+        minutes=4.0,
+        has_dry_run=False,
     ),
     _bench(
         "device-alexnet",

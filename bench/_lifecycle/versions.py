@@ -171,7 +171,7 @@ def compare_with_pack(folder: Path, options: argparse.Namespace) -> list[Claim]:
 
     from headway import model
 
-    samples, rounds = (128, 2) if options.quick else (1024, 15)
+    samples, rounds = (128, 2) if options.quick else (1024, 51)
     source = folder / "images"
     draw = np.random.default_rng(0)
     for number in range(samples):

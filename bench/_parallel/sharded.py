@@ -24,7 +24,7 @@ from headway.comm.reducer import BucketPlan, Reducer
 from headway.core.world import Membership, World
 from headway.optim import build_optimizer
 from headway.optim.optimizer_recipe import read_optimizer
-from headway.parallel.owners import Owners, find_largest_share
+from headway.parallel.owners import Owners, find_largest_shares
 
 SIDES = {"resnet50": 32, "alexnet": 67, "resnet18": 32}
 """Sides of the images: small ones, as memory for images is not counted."""
@@ -155,7 +155,8 @@ def _run_rank(rank: int, ranks: int, folder: str, name: str) -> None:
     with counter:
         step.step()
     state = count_bytes([one for values in step.optimizer.state.values() for one in values.values()])
-    found = LiveBytes(count_bytes(parameters), find_largest_share(parameters, ranks), counter.most, state)
+    largest, _ = find_largest_shares(dict(step.network.named_parameters()), ranks, {})
+    found = LiveBytes(count_bytes(parameters), largest, counter.most, state)
     (Path(folder) / str(rank)).write_text(json.dumps(vars(found)), encoding="ascii")
     world.control.barrier()
     world.close()

@@ -52,7 +52,7 @@ def list_singles() -> list[Single]:
             continue
         if row.gpus == min(one.gpus for one in rows() if one.series == row.series and one.images_s is not None):
             samples, each = row.batch, row.images_s / row.gpus
-            found.append(_build_single(network, device_of(row), NARROW[row.precision], samples, each, row.source))
+            found.append(build_single(network, device_of(row), NARROW[row.precision], samples, each, row.source))
     return found
 
 
@@ -60,12 +60,12 @@ def list_p40() -> list[Single]:
     """Lists the two rates of ResNet-50 on a P40, 64 samples in a step: table 9 of the deck on four minutes."""
     source = "ImageNet in four minutes, table 9"
     return [
-        _build_single("resnet50", "p40", narrow, 64, images_s, source)
+        build_single("resnet50", "p40", narrow, 64, images_s, source)
         for narrow, images_s in ((False, 172.0), (True, 218.0))
     ]
 
 
-def _build_single(network: str, device: str, narrow: bool, samples: float, images_s: float, source: str) -> Single:
+def build_single(network: str, device: str, narrow: bool, samples: float, images_s: float, source: str) -> Single:
     workload = find_workload(network, ("precision=fp16",) if narrow else ())
     compute = estimate_from_data_sheet(workload, load_devices()[device]).compute
     return Single(network, device, narrow, samples, images_s, samples / compute.seconds(samples), source)

@@ -29,18 +29,23 @@ struct Tensors {
 };
 
 size_t one(Random& random) {
+  // the last two are too many for numbers of 4 bytes
   static constexpr int64_t kWrong[] = {-1, INT64_MIN, INT64_MAX, INT64_MAX / 4, int64_t(1) << 61};
   hw_step step{};
   const size_t n = random.below(7);
   step.size = random.one_in(20) ? odd_number(random) : sizeof step;
   step.rule = uint32_t(random.below(random.one_in(8) ? 10 : 7));
-  step.type = uint32_t(random.below(random.one_in(8) ? 4 : 2));
+  step.type = uint32_t(random.below(random.one_in(8) ? 4 : 3));
+  const bool has_keys = random.one_in(8) ? random.one_in(2) : step.type == HW_BF16 || random.one_in(3);
   step.threads = random.one_in(3) ? 1 + uint32_t(random.below(3)) : 1;
   step.team = random.one_in(2) ? team : nullptr;
   step.n = int64_t(n);
-  const size_t width = step.type == HW_FP64 ? 8 : 4;
+  const size_t scalar = step.type == HW_FP64 ? 8 : 4, width = step.type == HW_BF16 ? 2 : scalar;
+  const size_t state = has_keys ? 2 : width;
+  const size_t widths[6] = {width, width, state, state, 4, scalar};
   Tensors roles[6];  // weight, grad, first, second, count, norm
   std::vector<int64_t> elements;
+  std::vector<uint64_t> keys;
   Bytes adapt;
   double options[8], lr = random.unit();
   for (double& option : options)
@@ -49,10 +54,12 @@ size_t one(Random& random) {
   for (size_t i = 0; i < n; i++) {
     elements.push_back(int64_t(random.one_in(8) ? 20000 + random.below(20000) : random.below(50)));
     for (int role = 0; role < 6; role++)
-      roles[role].add(role == 4 ? 4 : role == 5 ? width : size_t(elements[i]) * width, random);
+      roles[role].add(role > 3 ? widths[role] : size_t(elements[i]) * widths[role], random);
     adapt.push_back(random.one_in(2));
+    keys.push_back(uint64_t(random.below(1 << 30)) << 32 | random.below(1 << 30));
   }
-  bool must_refuse = step.size != sizeof step || step.rule > HW_LBSGD || step.type > HW_FP64;
+  bool must_refuse = step.size != sizeof step || step.rule > HW_LBSGD || step.type > HW_BF16;
+  if (n && (has_keys ? step.type == HW_FP64 : step.type == HW_BF16)) must_refuse = true;
   const bool some = n && random.one_in(3);
   if (some) {
     const size_t at = random.below(n);
@@ -60,16 +67,16 @@ size_t one(Random& random) {
     uint64_t& address = roles[role].address[at];
     switch (random.below(4)) {
       case 0:
-        elements[at] = kWrong[random.below(5)], must_refuse = true;
+        elements[at] = kWrong[random.below(width == 2 ? 3 : 5)], must_refuse = true;
         break;
       case 1:
         if (elements[at] || role > 3) address = 0, must_refuse = true;
         break;
       case 2:
-        address += 1 + random.below(3), must_refuse = true;
+        address += widths[role] == 2 ? 1 : 1 + random.below(3), must_refuse = true;
         break;
       default:  // the tensor would end beyond the last address
-        address = role > 3 ? 0 : UINT64_MAX - 7, elements[at] = std::max<int64_t>(elements[at], 3), must_refuse = true;
+        address = role > 3 ? 0 : UINT64_MAX - 7, elements[at] = std::max<int64_t>(elements[at], 5), must_refuse = true;
     }
   }
   if (random.one_in(20)) {
@@ -79,6 +86,7 @@ size_t one(Random& random) {
   step.weight = roles[0].address.data(), step.grad = roles[1].address.data(), step.first = roles[2].address.data();
   step.second = roles[3].address.data(), step.count = roles[4].address.data(), step.norm = roles[5].address.data();
   step.elements = elements.data(), step.adapt = adapt.data(), step.options = options, step.lr = &lr;
+  step.key = has_keys ? keys.data() : nullptr;
   const uint64_t** const arrays[] = {&step.weight, &step.grad, &step.first, &step.second, &step.count, &step.norm};
   if (n && random.one_in(6)) {
     const size_t which = random.below(9);

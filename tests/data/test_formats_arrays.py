@@ -96,7 +96,7 @@ def test_what_is_no_idx_is_refused(tmp_path: Path, cache: Path) -> None:
     assert said(images) == (f"{images}: this is not an array of images: its shape is [7, 0, 3]. Save them as {SHAPES}.")
     images.write_bytes(whole)
     labels.write_bytes(b"\0\0")
-    assert said(images) == f"{labels}: this is not an IDX file."
+    assert said(images) == f"{labels}: this is not an IDX file. Copy it again."
     labels.unlink()
     assert said(images) == f"{images}: its labels are missing. Put them into {labels}."
     packed = tmp_path / "train-images-idx3-ubyte.gz"

@@ -100,17 +100,28 @@ class Affine(torch.nn.Module):
         return self.layer(images.flatten(1))
 
 
-@pytest.mark.parametrize(("flip", "shift"), [(False, 0), (True, 0), (False, 2), (True, 1)])
-def test_a_member_is_normalisation_network_and_views(flip: bool, shift: int) -> None:
+@pytest.mark.parametrize(
+    ("flip", "shift", "chooses"),
+    [(False, 0, False), (True, 0, False), (False, 2, False), (True, 1, False), (True, 1, True)],
+)
+def test_a_member_is_normalisation_network_and_views(flip: bool, shift: int, chooses: bool) -> None:
     torch.manual_seed(0)
     mean, std = (120.0, 90.5, 3.25), (70.0, 66.6, 1.5)
     network, pixels = Affine(3 * 6 * 5), torch.from_numpy(draw(3, 4, 6, 5, 3))
     images = Augment(AugmentRecipe(mean=mean, std=std), "cpu").normalise(pixels)
+    network.layer.weight.data.mul_(0.05)
     wanted: torch.Tensor | float = 0.0
     with torch.no_grad():
         for weight, view in build_views(images, flip=flip, shift=shift):
             wanted = network(view) * weight + wanted
-        found = Member(network, mean, std, flip=flip, shift=shift)(pixels)
+        below = None
+        if chooses:
+            plain = network(images)
+            sure = plain.softmax(1).amax(1)
+            below = sure.median().item()
+            assert 0 < (sure < below).sum() < len(sure)
+            wanted = torch.where((sure < below)[:, None], wanted, plain)
+        found = Member(network, mean, std, flip=flip, shift=shift, views_below=below)(pixels)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
 
 

@@ -40,6 +40,17 @@ def test_a_run_of_airbench_costs_what_it_publishes() -> None:
     assert 9.9 * 50_000 * 3 * 2 * found.multiply_adds == pytest.approx(0.36e15, rel=0.03)
 
 
+def test_the_activation_of_the_blocks_is_a_choice_and_that_of_the_patches_is_not() -> None:
+    torch.manual_seed(0)
+    net, images = cifar_net(widths=[8, 8, 8], activation="silu").eval(), torch.randn(2, 3, 32, 32)
+    block = net.blocks[0]
+    hidden = F.silu(block.norm1(F.max_pool2d(block.conv1(F.gelu(net.whiten(images))), 2)))
+    hidden = net.blocks[1:](F.silu(block.norm2(block.conv2(hidden))))
+    torch.testing.assert_close(net(images), net.head(hidden.amax((2, 3))) * net.scaling)
+    with pytest.raises(UsageError, match="activation='relu'"):
+        cifar_net(activation="relu")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("size", [24, 31, 32, 33, 48])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_sizes_and_channels(size: int, channels: int) -> None:

@@ -30,7 +30,7 @@ def _built() -> None:
 
 
 @pytest.mark.thin(13)
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", NATIVE)
 def test_every_instruction_set_gives_the_same_bits(
     name: str, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -40,7 +40,10 @@ def test_every_instruction_set_gives_the_same_bits(
         monkeypatch.setenv("HEADWAY_ISA", isa)
         params = parameters(kind)
         make, _, lr, options = CASES[name]
-        walk(make(params, lr, **options), params, lr, steps=4)
+        optimizer = make(params, lr, **options)
+        if kind == torch.bfloat16:
+            optimizer.use_bf16()
+        walk(optimizer, params, lr, steps=4)
         walks.append(params)
     for left, middle, right in zip(*walks, strict=True):
         assert torch.equal(left, middle)
@@ -64,6 +67,19 @@ def test_what_is_out_of_range_is_refused_and_changes_nothing() -> None:
             native.NativeRule.LAMB, native.NativeTensors(weights=[weight], grads=[weight]),
             options=(0.9, 0.9, 1e-8, 0.0), lr=0.1, grad_scale=None, found_inf=None,
         )  # fmt: skip
+    with pytest.raises(UsageError, match="LARS is given 7 options and 1 parameters"):
+        native.step_native(
+            native.NativeRule.LARS, native.NativeTensors(weights=[weight], grads=[weight], adapt=[False], keys=[1, 2]),
+            options=(0.0,) * 7, lr=0.1, grad_scale=None, found_inf=None,
+        )  # fmt: skip
+    # In bfloat16 there is no step without keys, and none with them without counts.
+    for narrow, keys in ((weight.bfloat16(), None), (weight, [1])):
+        with pytest.raises(UsageError, match="the native core cannot do this step"):
+            native.step_native(
+                native.NativeRule.LARS,
+                native.NativeTensors(weights=[narrow], grads=[narrow], adapt=[False], keys=keys),
+                options=(0.0,) * 7, lr=0.1, grad_scale=None, found_inf=None,
+            )  # fmt: skip
     assert torch.equal(weight, torch.ones(3))
 
 

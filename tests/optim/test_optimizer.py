@@ -29,6 +29,7 @@ from headway.optim import (
     set_lr,
     split_decay,
 )
+from headway.optim.fused_optimizer import FusedOptimizer
 from headway.optim.groups import assign_parameters
 
 
@@ -41,7 +42,8 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, seed: 
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         optimizer.zero_grad()
-        model(torch.randn(8, 2, 5, 5, generator=generator, dtype=torch.float64)).square().mean().backward()
+        images = torch.randn(8, 2, 5, 5, generator=generator, dtype=torch.float64)
+        model(images.to(next(model.parameters()).dtype)).square().mean().backward()
         optimizer.step()
 
 
@@ -170,6 +172,9 @@ def test_groups_that_cannot_be_meant(matches: list[str], message: str) -> None:
         ({"name": "sgd", "momentum": 1}, "less than 1"),
         ({"name": "sgd", "weight_decay": -1}, "at least 0"),
         ({"name": "sgd", "clip_norm": 0}, "more than 0"),
+        ({"name": "sgd", "precision": "fp16"}, "'fp32' or 'bf16'"),
+        ({"name": "adam", "precision": "bf16"}, "'adam' has no state in bf16. Set name: adamw, or precision: fp32"),
+        ({"factory": "a:B", "precision": "bf16"}, "your own optimizer decides how it keeps its state. Remove precis"),
     ],
 )
 def test_impossible_options(options: dict[str, Any], message: str) -> None:
@@ -278,6 +283,24 @@ def test_a_recipe_names_every_optimizer_and_sets_its_options(name: str) -> None:
     for parameter, begin in zip(model.parameters(), before, strict=True):
         assert parameter.isfinite().all()
         assert parameter.ndim == 1 or not torch.equal(parameter, begin)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("sgd", {"momentum": 0.8}), ("sgd", {"momentum": 0}), ("nag", {}), ("adamw", {"betas": (0.8, 0.99)})],
+)
+def test_the_optimizers_of_torch_make_the_same_steps_with_a_state_in_bf16(name: str, options: dict[str, Any]) -> None:
+    """Up to its rounding: a step without a state, and one whose state began at 0, differ by that alone."""
+    wide, narrow = net().float(), net().float()
+    for model, precision in ((wide, "fp32"), (narrow, "bf16")):
+        recipe = read_optimizer(name=name, lr=0.01, weight_decay=0.1, precision=precision, **options)
+        steps(model, build_optimizer(recipe, model), 1)
+    for left, right in zip(wide.parameters(), narrow.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-7)
+    optimizer = build_optimizer(read_optimizer(name=name, lr=0.01, precision="bf16", **options), narrow, seed=3)
+    assert isinstance(optimizer, FusedOptimizer)
+    assert optimizer.rounding is not None
+    assert optimizer.rounding.seed == 3
 
 
 @pytest.mark.parametrize("name", ["lbsgd", "rmsprop_sgd"])

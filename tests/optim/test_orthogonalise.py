@@ -12,8 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headway.model.flops import MultiplyAddCounter
 from headway.optim import orthogonalise as module
-from headway.optim.orthogonalise import POLYNOMIALS, SMALLEST_BF16, UPPER_ENDS, multiplies_bf16, orthogonalise
+from headway.optim.orthogonalise import (
+    POLYNOMIALS,
+    SMALLEST_BF16,
+    UPPER_ENDS,
+    count_multiply_adds,
+    multiplies_bf16,
+    orthogonalise,
+)
 
 LAST_DISTANCE, MARGIN = 0.25, 1.03
 REACH = 0.00275
@@ -150,3 +158,14 @@ def test_auto_is_one_of_both_and_float64_stays() -> None:
         expected = orthogonalise([matrix], precision="bf16" if is_large and multiplies_bf16("cpu") else "fp32")[0]
         assert torch.equal(orthogonalise([matrix])[0], expected)
     assert orthogonalise([matrix.double()], precision="bf16")[0].dtype == torch.float64
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("shape", [(48, 20), (6, 3, 3, 3), (40, 32), (100, 1, 3, 3), (33, 90)])
+def test_its_products_are_counted(shape: tuple[int, ...], precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STRIP", 8)
+    for ns_steps in (1, 4):
+        matrix = torch.randn(shape)
+        with MultiplyAddCounter() as counter:
+            orthogonalise([matrix], ns_steps, precision=precision)
+        assert counter.total == count_multiply_adds(matrix, ns_steps, precision)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.owner_shares import assign_largest_first
 from headway.plan.owners import compute_owner_loads
 
 
@@ -29,13 +28,3 @@ def test_a_large_tensor_shares_no_time_with_the_others() -> None:
     loads = compute_owner_loads([1.0, 6.0, 3.0], 2)
     assert loads.gradients == pytest.approx([1.0] * 3)
     assert loads.weights == pytest.approx(0.6)
-
-
-def test_shares_are_about_equal() -> None:
-    sizes = [float(size) for size in range(1, 60)]
-    shares = [0.0] * 7
-    for size, owner in zip(sizes, assign_largest_first(sizes, 7), strict=True):
-        shares[owner] += size
-    assert max(shares) <= 4 / 3 * sum(sizes) / 7
-    # Of equal tensors the first goes to the first owner.
-    assert assign_largest_first([2.0, 2.0, 2.0], 3) == [0, 1, 2]

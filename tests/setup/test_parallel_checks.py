@@ -32,6 +32,12 @@ def parse(parallel: dict[str, Any], **changes: Any) -> TrainRecipe:
             " process has a part: take for example sgd, adamw or lamb, or take another strategy",
         ),
         (
+            {"strategy": "local"},
+            {"optimizer": {"name": "adamw", "lr": 0.1, "precision": "bf16"}},
+            "parallel.strategy local does not work with optimizer.precision: bf16, as its rounding is alike on all"
+            " processes for whole weights that all of them step together: set it to fp32, or take another strategy",
+        ),
+        (
             {"strategy": "async"},
             {"half_weights": True, "precision": "bf16"},
             "parallel.strategy async does not work with half_weights, as its processes take no steps together: set it"
@@ -49,3 +55,10 @@ def test_each_refused_key_has_advice(strategy: str) -> None:
     keys = _list_refused(parse({"strategy": "sharded", "what": "all"} if strategy == "all" else {"strategy": strategy}))
     assert keys
     assert [key for key in keys if key not in ADVICE and key.partition(":")[0] not in ADVICE] == []
+
+
+def test_averages_of_16_bit_weights_are_refused_only_if_each_process_has_a_part_of_their_masters() -> None:
+    half = {"half_weights": True, "precision": "bf16", "model": REQUIRED["model"] | {"ema": {"half_life_steps": 4}}}
+    with pytest.raises(ValueError, match=r"half_weights and model.ema, as it follows the fp32 masters"):
+        parse({"strategy": "sharded"}, **half)
+    parse({"strategy": "sharded"}, **half, optimizer={"name": "adamw", "lr": 0.1, "precision": "bf16"})

@@ -144,6 +144,9 @@ def test_many_photographs_begin_at_random(tmp_path: Path, monkeypatch: pytest.Mo
     )
     assert "headway.model:resnet18  #" in format_recipe(photographs, "photos", Path("photos"))
     assert "timm:create_model" in format_recipe(replace(photographs, samples=2000), "photos", Path("photos"))
+    for samples, kind, advises in ((39_999, "class", False), (40_000, "class", True), (40_000, "value", False)):
+        text = format_recipe(replace(photographs, samples=samples, kind=kind), "photos", Path("photos"))
+        assert ("recipes/large-batch.yaml" in text) is advises
     few = yaml.safe_load(format_recipe(replace(photographs, samples=300, kind="value"), "photos", Path("photos")))
     assert "task" not in few, "label smoothing is for classes"
     assert (few["epochs"], few["batch"], few["optimizer"]["lr"]) == (27, 32, 0.0001)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from tests._support import digits, finished, headway, packed_digits, records, refused, write_recipe
 
 from headway.checkpoint.checkpoints import Checkpoints
+from headway.core.errors import RecipeError
 from headway.core.launcher_environment import LaunchedProcess
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
@@ -23,7 +25,7 @@ from headway.setup import micro_batch
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.setup.train_setup import TrainSetup
-from headway.training.evaluate import build_views, compute_outputs, evaluate
+from headway.training.evaluate import average_views, build_views, compute_outputs, evaluate
 from headway.training.predict import build_evaluation_transform
 from headway.training.progress import SilentDisplay
 from headway.training.runs import load_trained
@@ -402,3 +404,38 @@ def test_the_outputs_are_the_weighted_mean_of_the_views(folder: Path, tmp_path: 
         with torch.no_grad():
             mean = sum(weight * setup.model(view) for weight, view in build_views(images, flip=True, shift=1))
             torch.testing.assert_close(compute_outputs(setup, images), mean)
+            # A new network gives each of ten classes about a tenth: no image is sure, or all of them are.
+            for below, expected in ((0.9, mean), (0.01, setup.model(images))):
+                recipe = setup.loaded.resolve("evaluate.views_below", below, "a test")
+                torch.testing.assert_close(compute_outputs(replace(setup, loaded=recipe), images), expected)
+
+
+def test_views_of_unsure_images_need_probabilities_of_classes(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from headway.setup.task import Classification\n\n\nclass Own(Classification):\n    activation = None\n"
+    )
+    own = f"task.factory={tmp_path / 'own.py'}:Own"
+    with pytest.raises(RecipeError, match="views_below compares probabilities of classes, which this task does not"):
+        trainer_of(folder, tmp_path / "run", "evaluate={flip: true, views_below: 0.8}", own)
+
+
+@pytest.mark.parametrize("selects", [True, False])
+def test_only_unsure_images_are_seen_in_other_views(selects: bool) -> None:
+    torch.manual_seed(0)
+    network, passes = torch.nn.Linear(36, 3), []
+    images = torch.randn(40, 1, 6, 6).contiguous(memory_format=torch.channels_last)
+
+    def run(view: torch.Tensor) -> torch.Tensor:
+        passes.append(len(view))
+        return network(view.flatten(1)) * 3
+
+    with torch.no_grad():
+        plain, mean = run(images), average_views(run, images, flip=True, shift=1)
+        sure = plain.softmax(1).amax(1)
+        threshold = sure.median().item()
+        for below, unsure in ((threshold, sure < threshold), (1.0, sure < 1), (0.01, sure < 0)):
+            passes.clear()
+            found = average_views(run, images, flip=True, shift=1, below=below, selects=selects)
+            torch.testing.assert_close(found, torch.where(unsure[:, None], mean, plain))
+            count = int(unsure.sum()) if selects else 40
+            assert passes == [40, *([count] * 5 if count else [])]

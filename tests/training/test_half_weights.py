@@ -26,6 +26,7 @@ from headway.training.runs import load_trained
 from headway.training.trainer import Trainer
 
 HALF = ("precision=bf16", "half_weights=true", "model.factory=net.py:dropout")
+ALL_16 = "optimizer={name: adamw, lr: 0.01, precision: bf16, clip_norm: 1.0}"
 EMA = "model={factory: net.py:dropout, ema: {half_life_steps: 4}}"
 
 
@@ -39,7 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.check
 @pytest.mark.parametrize(
-    "more", [(), (EMA, "optimizer={name: lamb, lr: 0.01, clip_norm: 1.0}")], ids=["sgd", "lamb, ema"]
+    "more",
+    [(), (EMA, "optimizer={name: lamb, lr: 0.01, clip_norm: 1.0}"), (EMA, ALL_16)],
+    ids=["sgd", "lamb, ema", "all in 16 bits"],
 )
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(folder: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "whole", *HALF, *more)
@@ -50,7 +53,11 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(folder: Path, tmp_path:
     saved = Checkpoints(run.folder / "checkpoints").newest()
     assert saved is not None
     assert saved.step == 4
-    assert {value.dtype for name, value in saved.tensors.items() if name.endswith("weight")} == {torch.float32}
+    kinds = {name: value.dtype for name, value in saved.tensors.items() if name.endswith(("weight", "exp_avg"))}
+    narrow = {name for name, kind in kinds.items() if kind == torch.bfloat16}
+    # A norm stays fp32, and so do averages; the norm's state does not.
+    wide = {name for name in kinds if name == "model/1.weight" or name.startswith("ema/")}
+    assert narrow == (kinds.keys() - wide if ALL_16 in more else set())
     with closing(Trainer(build_setup(loaded, fresh=False), run, LogLines())) as trainer:
         trainer.resume(saved)
         trainer.run()
@@ -95,12 +102,13 @@ def test_a_landscape_is_measured_in_float32(folder: Path, tmp_path: Path) -> Non
             assert torch.equal(value, saved[name]), name
 
 
-def test_evaluation_and_prediction_use_the_rounded_masters(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), pytest.param((ALL_16,), marks=pytest.mark.check)], ids=["sgd", "all in 16 bits"])
+def test_evaluation_and_prediction_use_the_rounded_weights(folder: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     run = tmp_path / "run"
-    headway("train", folder / "recipe.yaml", "--run", run, *HALF, EMA, "epochs=3")
+    headway("train", folder / "recipe.yaml", "--run", run, *HALF, EMA, *more, "epochs=3")
     saved = load_file(run / "weights.safetensors")
     assert {value.dtype for value in saved.values()} == {torch.float32, torch.int64}
-    best = max(records(run, "evaluate"), key=lambda record: record["accuracy"])
+    best = max(records(run, "evaluate"), key=lambda record: (record["accuracy"], record["step"]))
     found = headway("evaluate", run, "--json").json()
     assert (found["accuracy"], found["loss"]) == (best["accuracy"], best["loss"])
     setup = load_trained(RunFolder.open(run))
@@ -118,6 +126,16 @@ def test_what_cannot_be_half_is_refused(folder: Path, tmp_path: Path) -> None:
     for precision in ("fp32", "auto"):
         sentence = refused("train", recipe, f"precision={precision}", "half_weights=true", status=2)
         assert f"half_weights are 16 bit wide, and precision is {precision}: set precision to bf16 or fp16" in sentence
+    for options, said in (
+        (
+            "lookahead: {}",
+            "optimizer.lookahead writes fp32 weights into 16-bit ones, which loses small updates: remove",
+        ),
+        ("", "half_weights are fp16 here, and optimizer.precision: bf16 rounds weights to bf16: set precision to bf16"),
+    ):
+        optimizer = f"optimizer={{name: sgd, lr: 0.1, precision: bf16, {options}}}"
+        precision = HALF[0] if options else "precision=fp16"
+        assert said in refused("train", recipe, precision, "half_weights=true", optimizer, status=2)
     (folder / "own.py").write_text(
         "import torch\n"
         "class Net(torch.nn.Linear):\n"
@@ -130,12 +148,11 @@ def test_what_cannot_be_half_is_refused(folder: Path, tmp_path: Path) -> None:
     assert "give tensors that the network makes by itself the type of its weights, or remove half_weights" in said.err
 
 
-def reduced(rank: Rank, folder: Path, run: Path, port: int) -> dict[str, Any]:
+def reduced(rank: Rank, folder: Path, run: Path, port: int, more: tuple[str, ...]) -> dict[str, Any]:
     """One step of two ranks, each with its half of the batch; plain networks, so that halves add up to the whole."""
     seat = LaunchedProcess(rank.rank, rank.size, rank.rank, rank.size, "127.0.0.1", port, "torchrun")
-    loaded = read_recipe(
-        folder / "recipe.yaml", (*HALF[:2], EMA, "comm.bucket_mb=0.001", "checkpoint={every_epochs: 9}"), TrainRecipe
-    )
+    overrides = (*HALF[:2], EMA, "comm.bucket_mb=0.001", "checkpoint={every_epochs: 9}", *more)
+    loaded = read_recipe(folder / "recipe.yaml", overrides, TrainRecipe)
     with Ranks(loaded.recipe.comm, seat, None) as ranks:
         setup = build_setup(loaded, ranks=ranks)
         with closing(Trainer(setup, RunFolder.create(run / str(rank.rank)), LogLines(), ranks)) as trainer:
@@ -147,8 +164,11 @@ def reduced(rank: Rank, folder: Path, run: Path, port: int) -> dict[str, Any]:
 
 
 @pytest.mark.check
-def test_ranks_sum_16_bit_gradients_as_they_are_and_end_alike(folder: Path, tmp_path: Path) -> None:
-    found = run_ranks(2, reduced, folder, tmp_path, free_port())
+@pytest.mark.parametrize("more", [(), (ALL_16,)], ids=["sgd", "all in 16 bits"])
+def test_ranks_sum_16_bit_gradients_as_they_are_and_end_alike(
+    folder: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    found = run_ranks(2, reduced, folder, tmp_path, free_port(), more)
     assert "torch.bfloat16" in found[0]["kinds"]
     assert "torch.float32" in found[0]["kinds"]  # of the norms, and of what rides along
     for name, value in found[0]["state"].items():

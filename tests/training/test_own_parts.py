@@ -248,7 +248,7 @@ REFUSED = {
         "task={loss: 'own.py:focal', loss_args: {gama: 1}}",
         "task.loss_args.gama: 'own.py:focal' has no argument 'gama'. Did you mean 'gamma'?",
     ),
-    "arguments alone": ("task={loss_args: {gamma: 1}}", "loss_args are for your own loss: set loss"),
+    "arguments alone": ("task={loss_args: {gamma: 1}}", "loss_args are for the loss that you name: set loss"),
     "smoothing": (
         "task={loss: 'own.py:focal', args: {label_smoothing: 0.1}}",
         "label_smoothing belongs to the loss that task.loss replaces",
@@ -297,7 +297,8 @@ def test_top_of_what_has_no_classes_is_refused(folder: Path, run: Path, tmp_path
         lines.append(f"{number}.png,{level / 255}")
     (tmp_path / "values.csv").write_text("\n".join(lines) + "\n")
     headway("pack", tmp_path / "values.csv", tmp_path / "digits.packed", "--split", "0.25")
-    task = {"loss": "torch.nn:SmoothL1Loss", "metrics": ["mae", "rmse", "r2"], "primary": "rmse"}
+    loss = {"loss": "huber", "loss_args": {"delta": 0.1}}
+    task = {**loss, "metrics": ["mae", "rmse", "r2"], "primary": "rmse"}
     recipe = write_recipe(tmp_path / "recipe.yaml", task=task, epochs=10, stop_at={"rmse": 0.0})
     headway("train", recipe, "--run", tmp_path / "run")
     evaluated = records(tmp_path / "run", "evaluate")
@@ -308,6 +309,17 @@ def test_top_of_what_has_no_classes_is_refused(folder: Path, run: Path, tmp_path
     assert "classes" not in evaluated[-1]
     sentence = refused("predict", tmp_path / "run", tmp_path / "1.png", "--top", "2", status=2)
     assert "this run does not choose one of several classes" in sentence
+    # The loss of the best weights, by what they predict: a bend at 0.1.
+    data = opening.open(tmp_path / "digits.packed/eval")
+    names = [tmp_path / data.name(sample) for sample in range(len(data))]
+    rows = headway("predict", tmp_path / "run", *names, "--json").out.splitlines()
+    errors = np.abs([json.loads(row)["value"] for row in rows] - data.label)
+    losses = np.where(errors < 0.1, errors**2 / 2, 0.1 * (errors - 0.05))
+    said = headway("evaluate", tmp_path / "run", "--json").json()
+    assert said["loss"] == pytest.approx(losses.mean(), rel=1e-4)
+    assert said["rmse"] == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-4)
+    headway("report", tmp_path / "run")
+    assert "huber" in (tmp_path / "run/report.html").read_text()
 
 
 @pytest.mark.check

@@ -185,6 +185,22 @@ def test_it_does_not_matter_who_wrote_a_checkpoint(data: Path, sharded: Path, tm
 
 
 @pytest.mark.check
+def test_muon_goes_from_four_processes_to_two_to_one_with_the_bits_of_data_parallel_ones(
+    folder: Path, tmp_path: Path
+) -> None:
+    muon, ends = "optimizer={name: muon, lr: 0.02, lr_rest: 0.1, clip_norm: 1.0}", []
+    for name, option in (("data", "comm.algorithm=tree"), ("sharded", SHARDED)):
+        four = train(folder, f"muon-{name}", "--procs", "4", muon, option)
+        two = cut_back(four, tmp_path / f"{name}-2", step=4)
+        go_on(two, "2")
+        one = cut_back(two, tmp_path / f"{name}-1", step=8)
+        go_on(one, "1")
+        ends.append([read_checkpoint(run) for run in (four, two, one)])
+    for data, sharded in zip(*ends, strict=True):
+        assert_same(data, sharded)
+
+
+@pytest.mark.check
 def test_16_bit_weights_have_masters_at_their_owners(folder: Path, tmp_path: Path) -> None:
     """With the same bits as data parallel training, and back and forth between the two; tied weights are one."""
     data, sharded = (

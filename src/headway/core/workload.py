@@ -172,7 +172,7 @@ class WorkloadStep(JsonRecord):
     precision: Literal["fp32", "bf16", "fp16"]
     """Precision of forward and backward."""
     half_weights: bool
-    """Weights and gradients are 16 bit wide as well, and the optimizer updates fp32 copies."""
+    """Weights and gradients are 16 bit wide as well."""
     compiled: bool
     """The run compiles the layers, which saves less for backward; they were measured without compilation."""
     update: WorkloadUpdate

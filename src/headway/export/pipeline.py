@@ -70,6 +70,7 @@ class Member(nn.Module):
         std: likewise.
         flip: average over the image and its mirror image.
         shift: average over the image and copies moved by so many pixels; see `build_views`.
+        views_below: take the average only where the highest class probability of the image alone is below this.
     """
 
     def __init__(
@@ -80,9 +81,10 @@ class Member(nn.Module):
         *,
         flip: bool = False,
         shift: int = 0,
+        views_below: float | None = None,
     ) -> None:
         super().__init__()
-        self.network, self.flip, self.shift = network, flip, shift
+        self.network, self.flip, self.shift, self.views_below = network, flip, shift, views_below
         self.mean: Tensor | None
         self.inv_std: Tensor | None
         known = mean is not None and std is not None
@@ -94,7 +96,15 @@ class Member(nn.Module):
         images = pixels
         if self.mean is not None and self.inv_std is not None:
             images = (pixels.float() - self.mean) * self.inv_std
-        return average_views(self._run, images.permute(0, 3, 1, 2), flip=self.flip, shift=self.shift)
+        # A traced graph has no branches: all views of all images are computed.
+        return average_views(
+            self._run,
+            images.permute(0, 3, 1, 2),
+            flip=self.flip,
+            shift=self.shift,
+            below=self.views_below,
+            selects=False,
+        )
 
     def _run(self, images: Tensor) -> Tensor:
         outputs: Tensor = self.network(images)
@@ -124,9 +134,14 @@ def _build_member(setup: TrainSetup) -> Member:
     # The recipe of a run is resolved: mean and std are numbers.
     assert mean != "auto"
     assert std != "auto"
-    if not augment.normalise:
-        return Member(network, None, None, flip=options.flip, shift=options.shift)
-    return Member(network, mean, std, flip=options.flip, shift=options.shift)
+    return Member(
+        network,
+        mean if augment.normalise else None,
+        std if augment.normalise else None,
+        flip=options.flip,
+        shift=options.shift,
+        views_below=options.views_below,
+    )
 
 
 @final

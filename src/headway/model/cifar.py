@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import final
+from typing import Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,8 @@ from headway.core.errors import UsageError
 
 MIN_SIDE = 24
 """Smallest shorter side of an image in pixels."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu}
 
 WHITENING_EPSILON = 5e-4
 """Added to the eigenvalues, so that the flattest directions of the patches, which are mostly noise, stay small."""
@@ -28,6 +30,7 @@ def cifar_net(
     scaling: float = 1 / 9,
     batchnorm_momentum: float = 0.6,
     batchnorm_eps: float = 1e-12,
+    activation: Literal["gelu", "silu"] = "gelu",
 ) -> CifarNet:
     """Builds the network of Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv 2404.00498).
 
@@ -42,14 +45,20 @@ def cifar_net(
         batchnorm_eps: added to the variances. With the source's 1e-12, each batch norm amplifies the rounding errors of
             constant channels, which gray images stored as RGB have, and a run can diverge. The first gradient of 32
             such images in fp32 had a norm of 1e5 with 1e-12 and with 1e-3, 700 with 0.01, and 1 with 0.1.
+        activation: function after each batch norm: `gelu`, or `silu`, which github.com/hiverge/cifar10-speedrun takes.
+            The whitened patches always go through GELU.
 
     Raises:
-        UsageError: batchnorm_eps is not above 0.
+        UsageError: batchnorm_eps is not above 0, or there is no such activation.
     """
     if not batchnorm_eps > 0:
         what = f"cifar_net has batchnorm_eps={batchnorm_eps!r}"
         raise UsageError(what, fix="Give it a number above 0, for example 0.1.")
-    return CifarNet(num_classes, in_channels, widths, whiten_kernel, scaling, batchnorm_momentum, batchnorm_eps)
+    if activation not in ACTIVATIONS:
+        raise UsageError(f"cifar_net has activation={activation!r}", fix=f"Set it to {' or '.join(ACTIVATIONS)}.")
+    return CifarNet(
+        num_classes, in_channels, widths, whiten_kernel, scaling, batchnorm_momentum, batchnorm_eps, activation
+    )
 
 
 @final
@@ -65,6 +74,7 @@ class CifarNet(nn.Module):
         scaling: float,
         batchnorm_momentum: float,
         batchnorm_eps: float,
+        activation: str,
     ) -> None:
         super().__init__()
         patch_size = in_channels * whiten_kernel**2
@@ -75,7 +85,7 @@ class CifarNet(nn.Module):
         channel_pairs = pairwise([2 * patch_size, *widths])
         self.blocks = nn.Sequential(
             *(
-                CifarNetBlock(in_width, out_width, batchnorm_momentum, batchnorm_eps)
+                CifarNetBlock(in_width, out_width, batchnorm_momentum, batchnorm_eps, activation)
                 for in_width, out_width in channel_pairs
             )
         )
@@ -123,16 +133,20 @@ class CifarNet(nn.Module):
 class CifarNetBlock(nn.Module):
     """Two 3x3 convolutions with a max pool after the first: [N, C, H, W] -> [N, out_channels, H // 2, W // 2]."""
 
-    def __init__(self, in_channels: int, out_channels: int, batchnorm_momentum: float, batchnorm_eps: float) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, batchnorm_momentum: float, batchnorm_eps: float, activation: str
+    ) -> None:
         super().__init__()
+        self.activation = activation
         self.conv1 = _build_conv(in_channels, out_channels)
         self.norm1 = _build_norm(out_channels, batchnorm_momentum, batchnorm_eps)
         self.conv2 = _build_conv(out_channels, out_channels)
         self.norm2 = _build_norm(out_channels, batchnorm_momentum, batchnorm_eps)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        hidden = F.gelu(self.norm1(F.max_pool2d(self.conv1(hidden), 2)))
-        return F.gelu(self.norm2(self.conv2(hidden)))
+        activate = ACTIVATIONS[self.activation]
+        hidden = activate(self.norm1(F.max_pool2d(self.conv1(hidden), 2)))
+        return activate(self.norm2(self.conv2(hidden)))
 
 
 def _build_conv(in_channels: int, out_channels: int) -> nn.Conv2d:

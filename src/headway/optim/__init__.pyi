@@ -5,6 +5,7 @@ from headway.optim.builder import set_lr as set_lr
 from headway.optim.ftml import FTML as FTML
 from headway.optim.groups import GroupRecipe as GroupRecipe
 from headway.optim.groups import split_decay as split_decay
+from headway.optim.half_network import convert_to_bf16 as convert_to_bf16
 from headway.optim.lamb import LAMB as LAMB
 from headway.optim.lars import LARS as LARS
 from headway.optim.layer_decay import split_layers as split_layers

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def build_optimizer(
-    recipe: OptimizerRecipe, model: torch.nn.Module, steps_per_epoch: float | None = None
+    recipe: OptimizerRecipe, model: torch.nn.Module, steps_per_epoch: float | None = None, *, seed: int = 0
 ) -> torch.optim.Optimizer:
     """Builds the optimizer for a network that is on its device, in its memory format. Its step causes no sync.
 
@@ -27,10 +27,12 @@ def build_optimizer(
         recipe: the `optimizer` part of a recipe, with a number as its learning rate.
         model: the network.
         steps_per_epoch: samples / batch; required for `lbsgd` and `rmsprop_sgd`.
+        seed: of the stochastic rounding with `precision: bf16`.
 
     Raises:
         RecipeError: every parameter is frozen, a parameter matches no group, or a group has no parameter.
     """
+    from headway.optim.fused_optimizer import FusedOptimizer
     from headway.optim.layer_decay import scale_layers, split_by_factor
 
     lr = require_number(recipe.lr, "optimizer.lr")
@@ -53,7 +55,11 @@ def build_optimizer(
     # `lr_scale` stays in the group: `set_lr` applies it again at every step.
     for param_group in groups:
         param_group["lr"] = lr * param_group["lr_scale"]
-    return recipe.make(groups, lr, steps_per_epoch)
+    optimizer = recipe.make(groups, lr, steps_per_epoch)
+    if recipe.precision == "bf16":
+        assert isinstance(optimizer, FusedOptimizer)
+        optimizer.use_bf16(seed)
+    return optimizer
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -1,7 +1,8 @@
-"""Memory that an optimizer needs, and memory traffic of its step, both known before the first step."""
+"""Memory that an optimizer needs, and memory traffic and products of its step, all known before the first step."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -38,21 +39,23 @@ def estimate_footprint(optimizer: torch.optim.Optimizer, own_state_share: float 
     state_bytes = moved_bytes = 0
     for group in optimizer.param_groups:
         rule = optimizer._build_update_rule(group) if isinstance(optimizer, FusedOptimizer) else None
+        is_rounded = isinstance(optimizer, FusedOptimizer) and optimizer.rounding is not None
         for parameter in group["params"]:
             parameter_bytes = parameter.numel() * parameter.element_size()
             if rule is not None:
-                array_bytes = torch.promote_types(parameter.dtype, torch.float32).itemsize * parameter.numel()
-                # States are float32 at least, whatever the type of the parameter.
+                # States are float32 at least, whatever the type of the parameter, or all bfloat16 but for matrices.
+                wide = torch.promote_types(parameter.dtype, torch.float32).itemsize
+                array_bytes = (2 if is_rounded else wide) * parameter.numel()
                 arrays_bytes = array_bytes * ((rule.first_state is not None) + (rule.second_state is not None))
                 if rule.matrix_states is not None:
-                    sizes = rule.matrix_states(parameter).values()
-                    arrays_bytes += torch.promote_types(parameter.dtype, torch.float32).itemsize * sum(
-                        size**2 for size in sizes
-                    )
-                state_bytes += arrays_bytes + 4 * rule.has_step_count + 4 * (rule.norm_state is not None)
+                    arrays_bytes += wide * sum(size**2 for size in rule.matrix_states(parameter).values())
+                has_step_count = rule.has_step_count or is_rounded
+                state_bytes += arrays_bytes + 4 * has_step_count + 4 * (rule.norm_state is not None)
                 if rule.has_trust_ratio is not None and rule.has_trust_ratio(parameter):
                     # The norms of weights and gradients.
                     moved_bytes += 2 * parameter_bytes
+                    # LAMB's moments are read for the norms, and rounded once.
+                    moved_bytes += arrays_bytes * (is_rounded and rule.second_state is not None)
                 elif rule.norm_state is not None:
                     # The norm of gradients.
                     moved_bytes += parameter_bytes
@@ -72,3 +75,20 @@ def estimate_footprint(optimizer: torch.optim.Optimizer, own_state_share: float 
             # Weights are read and written, gradients read, states read and written.
             moved_bytes += 3 * parameter_bytes + 2 * arrays_bytes
     return OptimizerFootprint(state_bytes, moved_bytes)
+
+
+def count_multiply_adds(optimizer: torch.optim.Optimizer, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
+    """Returns the multiply-adds of the matrix products that a step makes for a parameter; others have no products.
+
+    Products that are made every few steps count as their mean.
+
+    Args:
+        parameters: (name, parameter) of all that the optimizer steps.
+    """
+    if not isinstance(optimizer, FusedOptimizer):
+        return {}
+    counts: dict[Tensor, float] = {}
+    for group in optimizer.param_groups:
+        count = optimizer._build_update_rule(group).count_multiply_adds
+        counts |= {} if count is None else {parameter: count(parameter) for parameter in group["params"]}
+    return {name: counts[parameter] for name, parameter in parameters if counts.get(parameter)}

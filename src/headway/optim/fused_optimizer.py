@@ -1,8 +1,9 @@
 """The base of Headway's own optimizers: it collects the parameters of a step, and hands them on together.
 
 The native core takes them if it can, else torch's multi-tensor operations do. State and arithmetic are float32 at
-least, whatever the parameters' type. There is no host-device sync: loss scale and found-inf stay tensors, and so may
-the learning rate. A CUDA graph can capture any step after the first, if the learning rate is a tensor.
+least, whatever the parameters' type; with `use_bf16` only the arithmetic is. There is no host-device sync: loss scale
+and found-inf stay tensors, and so may the learning rate. A CUDA graph can capture any step after the first, if the
+learning rate is a tensor.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from headway.optim import native
 from headway.optim.eager_optimizer import EagerOptimizer
 from headway.optim.groups import Group
 from headway.optim.split_parameters import SplitParameters
+from headway.optim.stochastic_rounding import StochasticRounding
 from headway.optim.update_rule import StepInputs, UpdateRule
 
 SCALAR_SHAPE = torch.Size(())
@@ -35,9 +37,11 @@ class FusedOptimizer(EagerOptimizer, ABC):
 
     Attributes:
         split: the parameters of which other ranks have a part too; None: all are whole.
+        rounding: rounds the state and bfloat16 parameters after a step; None: the state is float32 at least.
     """
 
     split: SplitParameters | None = None
+    rounding: StochasticRounding | None = None
 
     # GradScaler then sets `grad_scale` and `found_inf` as tensors, instead of a sync that reads them.
     _step_supports_amp_scaling = True
@@ -53,6 +57,31 @@ class FusedOptimizer(EagerOptimizer, ABC):
     @abstractmethod
     def _build_update_rule(self, group: Group) -> UpdateRule:
         """Builds the update rule of a group from its options."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch copies and pickles groups and state alone; a copy that rounds otherwise would refuse its own state.
+        return {**super().__getstate__(), "rounding": self.rounding}
+
+    def use_bf16(self, seed: int = 0) -> None:
+        """Keeps the state in bfloat16, and rounds it, and bfloat16 parameters, stochastically. Call it before a step.
+
+        Matrices (SOAP) and states of one number stay float32. Each parameter then has a state `step`, from which
+        random bits follow, so that a resumed run rounds as one that went on.
+
+        Args:
+            seed: of the random bits. Ranks with the same weights, and resumed runs, need the same one.
+
+        Raises:
+            UsageError: there is a state already, or a parameter is neither float32 nor bfloat16.
+        """
+        if any(self.state.values()):
+            what = f"{type(self).__name__} has a state in float32 already"
+            raise UsageError(what, fix="Call use_bf16 before the first step, then load the state.")
+        rounding = StochasticRounding(seed)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                rounding.check(parameter)
+        self.rounding = rounding
 
     def add_param_group(self, param_group: Group) -> None:
         """Adds a group, as every torch optimizer does.
@@ -87,7 +116,10 @@ class FusedOptimizer(EagerOptimizer, ABC):
                 loss = closure()
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
+        # Numbers by place in the groups, as random bits belong to a parameter.
+        numbers: dict[Tensor, int] = {}
         for group in self.param_groups:
+            numbers |= {parameter: len(numbers) + index for index, parameter in enumerate(group["params"])}
             # The rule is built anew at each step, as options such as lr change between steps.
             rule = self._build_update_rule(group)
             # The native core reads these scalars, and for one on a GPU that would be a host-device sync.
@@ -107,14 +139,27 @@ class FusedOptimizer(EagerOptimizer, ABC):
                     parameters_by_call.setdefault(call, []).append(parameter)
             for (_, _, is_native, is_part), parameters in parameters_by_call.items():
                 if is_native:
-                    self._step_native(parameters, rule, group, grad_scale, found_inf)
+                    self._step_native(parameters, rule, group, grad_scale, found_inf, numbers)
                 else:
-                    self._step_torch(parameters, rule, group, grad_scale, found_inf, is_part=is_part)
+                    self._step_torch(parameters, rule, group, grad_scale, found_inf, numbers, is_part=is_part)
         return loss
 
     def list_states(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Returns (shape, dtype) of each state of a parameter by name."""
-        return _list_states(self._build_update_rule(dict(group)), parameter)
+        return self._list_states(self._build_update_rule(dict(group)), parameter)
+
+    def _list_states(self, rule: UpdateRule, parameter: Tensor) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        wide = torch.promote_types(parameter.dtype, torch.float32)
+        dtype = wide if self.rounding is None else torch.bfloat16
+        states = dict.fromkeys(_name_arrays(rule), (parameter.shape, dtype))
+        if rule.matrix_states is not None:
+            sizes = rule.matrix_states(parameter)
+            states |= {name: (torch.Size((size, size)), wide) for name, size in sizes.items()}
+        if rule.has_step_count or self.rounding is not None:
+            states["step"] = (SCALAR_SHAPE, torch.float32)
+        if rule.norm_state is not None:
+            states[rule.norm_state] = (SCALAR_SHAPE, wide)
+        return states
 
     def _init_state(self, parameter: Tensor, rule: UpdateRule) -> None:
         """Creates the missing states of a parameter as zeros.
@@ -127,7 +172,9 @@ class FusedOptimizer(EagerOptimizer, ABC):
         if grad.layout != torch.strided:
             what = f"{type(self).__name__} takes no sparse gradients"
             raise UsageError(what, fix="Set sparse=False in that layer, or give it to another optimizer.")
-        for name, (shape, dtype) in _list_states(rule, parameter).items():
+        if self.rounding is not None:
+            self.rounding.check(parameter)
+        for name, (shape, dtype) in self._list_states(rule, parameter).items():
             if name not in state:
                 # A parameter without dimensions has the shape of a count, which may belong on the host.
                 if name != "step" and shape == parameter.shape:
@@ -141,18 +188,20 @@ class FusedOptimizer(EagerOptimizer, ABC):
             if value.dtype != dtype or value.shape != shape:
                 what = f"{type(self).__name__} has {name!r} of shape {tuple(value.shape)} and {value.dtype}"
                 what += f" for a parameter of shape {tuple(parameter.shape)} and {parameter.dtype}"
-                raise UsageError(what, fix="Load the state of an optimizer of the same network.")
+                fix = "Load the state of an optimizer of the same network, with use_bf16 as it had it."
+                raise UsageError(what, fix=fix)
 
     def _fits_native(self, parameter: Tensor, rule: UpdateRule) -> bool:
         """Returns True if the native core can step a parameter: on the CPU, of a known type, with equal strides."""
         grad = parameter.grad
         assert grad is not None
-        names = [name for name in (rule.first_state, rule.second_state) if name is not None]
         return (
             parameter.device.type == "cpu"
             and parameter.dtype in native.NATIVE_TYPE_BY_DTYPE
+            # To the nearest number of 16 bits only torch's operations round.
+            and (self.rounding is not None or parameter.dtype != torch.bfloat16)
             and grad.dtype == parameter.dtype
-            and _have_same_layout(parameter, grad, [self.state[parameter][name] for name in names])
+            and _have_same_layout(parameter, grad, [self.state[parameter][name] for name in _name_arrays(rule)])
             and native.is_available()
         )
 
@@ -163,6 +212,7 @@ class FusedOptimizer(EagerOptimizer, ABC):
         group: Group,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
+        numbers: Mapping[Tensor, int],
     ) -> None:
         # The core gets parallel lists: entry i of each belongs to parameter i.
         states = [self.state[parameter] for parameter in parameters]
@@ -170,16 +220,17 @@ class FusedOptimizer(EagerOptimizer, ABC):
         def get_states(name: str | None) -> list[Tensor] | None:
             return None if name is None else [state[name] for state in states]
 
-        has_trust_ratio = rule.has_trust_ratio
+        has_trust_ratio, rounding = rule.has_trust_ratio, self.rounding
         assert rule.native_rule is not None
         native.step_native(
             rule.native_rule,
             native.NativeTensors(
                 weights=parameters,
                 grads=[parameter.grad for parameter in parameters],  # type: ignore[misc]
+                keys=None if rounding is None else [rounding.compute_key(numbers[one]) for one in parameters],
                 first=get_states(rule.first_state),
                 second=get_states(rule.second_state),
-                count=get_states("step") if rule.has_step_count else None,
+                count=get_states("step") if rule.has_step_count or rounding is not None else None,
                 norm=get_states(rule.norm_state),
                 adapt=None if has_trust_ratio is None else [has_trust_ratio(parameter) for parameter in parameters],
             ),
@@ -196,6 +247,7 @@ class FusedOptimizer(EagerOptimizer, ABC):
         group: Group,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
+        numbers: Mapping[Tensor, int],
         *,
         is_part: bool,
     ) -> None:
@@ -211,13 +263,28 @@ class FusedOptimizer(EagerOptimizer, ABC):
             live = (found_inf.to(device, non_blocking=True).reshape(()) == 0).to(dtype)
             # Infinity times 0 is NaN, so the gradients of a skipped step are replaced, not multiplied.
             grads = [grad.masked_fill(live == 0, 0) for grad in grads]
-        states = [self.state[parameter] for parameter in parameters]
+        # A state in bfloat16 is copied to float32; all others are changed in place.
+        states = [
+            {name: value.to(torch.promote_types(value.dtype, torch.float32)) for name, value in state.items()}
+            for state in (self.state[parameter] for parameter in parameters)
+        ]
         sum_over_ranks = self.split.sum_over_ranks if is_part and self.split is not None else None
-        rule.apply(
-            StepInputs(
-                weights=weights, grads=grads, states=states, group=group, live=live, sum_over_ranks=sum_over_ranks
-            )
+        inputs = StepInputs(
+            weights=weights, grads=grads, states=states, group=group, live=live, sum_over_ranks=sum_over_ranks
         )
+        rule.apply(inputs)
+        if self.rounding is not None:
+            if not rule.has_step_count:
+                inputs.count_step()
+            steps = torch.stack(inputs.get_states("step")).to(device, non_blocking=True)
+            places = [numbers[parameter] for parameter in parameters]
+            if parameters[0].dtype == torch.bfloat16:
+                self.rounding.round_(weights, places, steps, 0)
+            for array, name in enumerate((rule.first_state, rule.second_state), 1):
+                if name is not None:
+                    values = inputs.get_states(name)
+                    self.rounding.round_(values, places, steps, array)
+                    torch._foreach_copy_([self.state[parameter][name] for parameter in parameters], values)
         # 16-bit parameters were stepped in float32 copies.
         if dtype != parameters[0].dtype:
             torch._foreach_copy_(parameters, weights)
@@ -251,19 +318,9 @@ def _have_same_layout(parameter: Tensor, grad: Tensor, states: list[Tensor]) -> 
     return all(state.stride() == strides for state in states)
 
 
-def _list_states(rule: UpdateRule, parameter: Tensor) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    state_dtype = torch.promote_types(parameter.dtype, torch.float32)
-    states = {
-        name: (parameter.shape, state_dtype) for name in (rule.first_state, rule.second_state) if name is not None
-    }
-    if rule.matrix_states is not None:
-        sizes = rule.matrix_states(parameter)
-        states |= {name: (torch.Size((size, size)), state_dtype) for name, size in sizes.items()}
-    if rule.has_step_count:
-        states["step"] = (SCALAR_SHAPE, torch.float32)
-    if rule.norm_state is not None:
-        states[rule.norm_state] = (SCALAR_SHAPE, state_dtype)
-    return states
+def _name_arrays(rule: UpdateRule) -> list[str]:
+    """Returns the names of the states that have the parameter's shape."""
+    return [name for name in (rule.first_state, rule.second_state) if name is not None]
 
 
 def require_steps_per_epoch(name: str, steps_per_epoch: float | None) -> None:

@@ -112,8 +112,10 @@ def _compute_lamb_update_norm(
         return torch.full((), torch.nan, dtype=like.dtype, device=like.device)
     beta1, beta2 = group["betas"]
     steps = state["step"].double().clamp(min=1)
-    first_moment = state["exp_avg"] / (1 - beta1**steps).to(state["exp_avg"].dtype)
-    second_moment = state["exp_avg_sq"] / (1 - beta2**steps).to(state["exp_avg_sq"].dtype)
+    # A moment in bfloat16 is widened first.
+    first, second = (value.to(weights_before.dtype) for value in (state["exp_avg"], state["exp_avg_sq"]))
+    first_moment = first / (1 - beta1**steps).to(first.dtype)
+    second_moment = second / (1 - beta2**steps).to(second.dtype)
     update = first_moment / (second_moment.sqrt() + group["eps"]) + group["weight_decay"] * weights_before
     norm: Tensor = torch.linalg.vector_norm(update)
     return norm.to(like.dtype)

@@ -7,18 +7,13 @@ apex. A 16-bit weight loses an update of less than half of its last digit; on th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from headway.core.errors import UsageError
-
-FP32_MODULES = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-"""Modules whose parameters and statistics stay fp32. Kernels of batch norm accept 16-bit images beside fp32 parameters.
-For the others, inputs are widened and outputs narrowed."""
+from headway.optim.half_network import find_narrow, narrow_network
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -60,21 +55,11 @@ class MasterWeights:
         if not any(id(parameter) in model_ids for group in optimizer.param_groups for parameter in group["params"]):
             fix = "Make the optimizer from the parameters of the network, and its MasterWeights once."
             raise UsageError("the optimizer has no parameter of this network, and would train nothing", fix=fix)
-        # Norms stay fp32: their statistics lose too much in 16 bits.
-        fp32_ids = {
-            id(parameter)
-            for module in model.modules()
-            if isinstance(module, FP32_MODULES)
-            for parameter in module.parameters(False)
-        }
         self._model = model
         self._masters: dict[Tensor, nn.Parameter] = {}
-        self._narrow: list[Tensor] = []
+        self._narrow = find_narrow(model)
         parameter: Tensor
-        for name, parameter in model.named_parameters():
-            if not parameter.is_floating_point() or id(parameter) in fp32_ids:
-                continue
-            self._narrow.append(parameter)
+        for name, parameter in self._narrow.items():
             if not is_elsewhere(name):
                 self._masters[parameter] = nn.Parameter(
                     parameter.detach().clone(), requires_grad=parameter.requires_grad
@@ -86,23 +71,7 @@ class MasterWeights:
             optimizer.state[self._masters[parameter]] = optimizer.state.pop(parameter)
         # Frozen weights have masters, too, so that checkpoints hold them in fp32; but no gradients go there.
         self._trained_pairs = [(weight, master) for weight, master in self._masters.items() if weight.requires_grad]
-        self._convert_to_half(kind)
-
-    def _convert_to_half(self, dtype: torch.dtype) -> None:
-        for weight in self._narrow:
-            # The Parameter object stays the same, as others hold references to it.
-            weight.data = weight.data.to(dtype)
-        for module in self._model.modules():
-            # Batch norm accepts 16-bit images beside fp32 parameters; the other norms do not.
-            if isinstance(module, FP32_MODULES):
-                if not isinstance(module, _BatchNorm):
-                    module.register_forward_pre_hook(_widen_inputs)
-                    module.register_forward_hook(partial(_narrow_output, dtype))
-                continue
-            for name, buffer in module.named_buffers(recurse=False):
-                if buffer.is_floating_point():
-                    module._buffers[name] = buffer.to(dtype)
-        self._model.register_forward_pre_hook(partial(_narrow_inputs, dtype))
+        narrow_network(model, self._narrow, kind)
 
     @torch.no_grad()
     def take_gradients(self) -> None:
@@ -128,7 +97,7 @@ class MasterWeights:
 
     def list_narrow(self) -> dict[str, torch.dtype]:
         """Returns the types of the 16-bit weights by name."""
-        narrow = set(map(id, self._narrow))
+        narrow = set(map(id, self._narrow.values()))
         every = self._model.named_parameters(remove_duplicate=False)
         return {name: value.dtype for name, value in every if id(value) in narrow}
 
@@ -150,19 +119,3 @@ class MasterWeights:
                 self._masters[value].copy_(state_dict[name])
         # torch rounds the fp32 values when it copies them into 16-bit weights.
         self._model.load_state_dict(state_dict)
-
-
-def _narrow_inputs(dtype: torch.dtype, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(
-        value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value for value in inputs
-    )
-
-
-def _widen_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(
-        value.float() if isinstance(value, Tensor) and value.is_floating_point() else value for value in inputs
-    )
-
-
-def _narrow_output(dtype: torch.dtype, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-    return output.to(dtype) if isinstance(output, Tensor) else output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from math import inf
 from typing import Any, final
 
@@ -14,7 +15,7 @@ from headway.optim import foreach_ops as ops
 from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
 from headway.optim.groups import Group
 from headway.optim.lars import build_lars_rule
-from headway.optim.orthogonalise import ProductPrecision, check_precision, orthogonalise
+from headway.optim.orthogonalise import ProductPrecision, check_precision, count_multiply_adds, orthogonalise
 from headway.optim.update_rule import StepInputs, UpdateRule
 
 
@@ -104,7 +105,13 @@ class Muon(FusedOptimizer):
             directions = orthogonalise(direction, group["ns_steps"], precision=group["ns_precision"])
             ops.descend_(inputs.weights, directions, lr)
 
-        return UpdateRule(apply=apply, first_state="momentum_buffer" if momentum > 0 else None)
+        return UpdateRule(
+            apply=apply,
+            first_state="momentum_buffer" if momentum > 0 else None,
+            count_multiply_adds=partial(
+                count_multiply_adds, ns_steps=group["ns_steps"], precision=group["ns_precision"]
+            ),
+        )
 
 
 def normalise_filters_(inputs: StepInputs, filters: list[Tensor]) -> None:

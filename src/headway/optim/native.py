@@ -21,8 +21,8 @@ from headway.core import native
 from headway.core.errors import UsageError
 from headway.optim.update_rule import NativeRule
 
-NATIVE_TYPE_BY_DTYPE = {torch.float32: 0, torch.float64: 1}
-"""Numbers of the types that the core supports: HW_FP32, HW_FP64."""
+NATIVE_TYPE_BY_DTYPE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+"""Numbers of the types that the core supports: HW_FP32, HW_FP64, HW_BF16; the last one with keys only."""
 
 
 NUM_OPTIONS_BY_RULE = {
@@ -45,6 +45,8 @@ class NativeTensors:
     Attributes:
         weights: the parameters, of one type out of NATIVE_TYPE_BY_DTYPE; changed in place.
         grads: their gradients, of the same type.
+        keys: 64-bit keys of the random bits of stochastic rounding; `first` and `second` are then bfloat16. None:
+            nothing is rounded.
         first: first states, with the parameter's shape, changed in place; None: the rule has none.
         second: second states, likewise.
         count: numbers of steps, float32 scalars, changed in place; None: the rule has none.
@@ -54,6 +56,7 @@ class NativeTensors:
 
     weights: Sequence[Tensor]
     grads: Sequence[Tensor]
+    keys: Sequence[int] | None = None
     first: Sequence[Tensor] | None = None
     second: Sequence[Tensor] | None = None
     count: Sequence[Tensor] | None = None
@@ -68,7 +71,7 @@ class _NativeStep(ctypes.Structure):
         *((name, c_uint32) for name in ("size", "rule", "type", "threads")),
         ("n", c_int64),
         *((name, c_void_p) for name in ("weight", "grad", "first", "second", "count", "norm", "elements", "adapt")),
-        *((name, c_void_p) for name in ("options", "lr", "grad_scale", "found_inf", "team")),
+        *((name, c_void_p) for name in ("options", "lr", "grad_scale", "found_inf", "team", "key")),
     ]
 
 
@@ -137,7 +140,7 @@ def step_native(
     # The core trusts these lengths.
     if (
         len(options) != NUM_OPTIONS_BY_RULE[rule]
-        or (adapt is not None and len(adapt) != n)
+        or any(values is not None and len(values) != n for values in (adapt, tensors.keys))
         or dtype not in NATIVE_TYPE_BY_DTYPE
     ):
         raise _build_error(f"{rule.name} is given {len(options)} options and {n} parameters of {dtype}")
@@ -146,12 +149,15 @@ def step_native(
         last_offset = sum((size - 1) * step for size, step in zip(weight.shape, weight.stride(), strict=True))
         if weight.numel() and last_offset + 1 != weight.numel():
             raise _build_error("a parameter is not dense in memory")
-    arrays = [_list_pointers(tensor, weights) for tensor in (weights, tensors.grads, tensors.first, tensors.second)]
-    arrays += [_list_pointers(tensors.count, weights, scalar_dtype=torch.float32)]
-    arrays += [_list_pointers(tensors.norm, weights, scalar_dtype=dtype)]
+    state_dtype = dtype if tensors.keys is None else torch.bfloat16
+    arrays = [_list_pointers(tensor, weights, dtype) for tensor in (weights, tensors.grads)]
+    arrays += [_list_pointers(tensor, weights, state_dtype) for tensor in (tensors.first, tensors.second)]
+    arrays += [_list_pointers(tensors.count, weights, torch.float32, is_scalar=True)]
+    arrays += [_list_pointers(tensors.norm, weights, torch.promote_types(dtype, torch.float32), is_scalar=True)]
     num_elements = (c_int64 * n)(*[weight.numel() for weight in weights])
     # These arrays must live until the call returns, as the structure only holds pointers to them.
     adapt_array = None if adapt is None else (c_uint8 * n)(*adapt)
+    key_array = None if tensors.keys is None else (c_uint64 * n)(*tensors.keys)
     options_array = (c_double * len(options))(*options)
     lr_value = c_double(0.0 if isinstance(lr, Tensor) else lr)
     request = _NativeStep(
@@ -167,18 +173,20 @@ def step_native(
         ctypes.addressof(lr_value) if lr_tensor is None else lr_tensor.data_ptr(),
         *(None if tensor is None else tensor.data_ptr() for tensor in scalars),
         _find_gomp(),
+        None if key_array is None else ctypes.addressof(key_array),
     )
     if library.hw_optimize(request):
         raise _build_error(f"{rule.name}, {n} parameters")
 
 
 def _list_pointers(
-    tensors: Sequence[Tensor] | None, weights: Sequence[Tensor], *, scalar_dtype: torch.dtype | None = None
+    tensors: Sequence[Tensor] | None, weights: Sequence[Tensor], dtype: torch.dtype, *, is_scalar: bool = False
 ) -> ctypes.Array[c_uint64] | None:
     """Returns the pointers to tensors, or None if there are none.
 
     Args:
-        scalar_dtype: each tensor is a scalar of this type; None: it has the parameter's shape, type and strides.
+        dtype: their type.
+        is_scalar: each tensor is one number, and has not the shape and strides of its parameter.
 
     Raises:
         UsageError: a tensor has another shape, type, memory format or device.
@@ -188,13 +196,10 @@ def _list_pointers(
     if len(tensors) != len(weights):
         raise _build_error(f"{len(tensors)} tensors are given for {len(weights)} parameters")
     for tensor, weight in zip(tensors, weights, strict=True):
-        if scalar_dtype is None:
-            # Equal strides: element i of state and gradient belongs to element i of the weight.
-            same_type = tensor.dtype == weights[0].dtype
-            fits = same_type and tensor.shape == weight.shape and tensor.stride() == weight.stride()
-        else:
-            fits = tensor.dtype == scalar_dtype and tensor.numel() == 1
-        if not fits or not tensor.is_cpu:
+        # Equal strides: element i of state and gradient belongs to element i of the weight.
+        same_layout = tensor.shape == weight.shape and tensor.stride() == weight.stride()
+        fits = tensor.numel() == 1 if is_scalar else same_layout
+        if not fits or tensor.dtype != dtype or not tensor.is_cpu:
             what = f"a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device} does not fit"
             raise _build_error(f"{what} a parameter of shape {tuple(weight.shape)} and {weights[0].dtype}")
     return (c_uint64 * len(weights))(*[tensor.data_ptr() for tensor in tensors])

@@ -22,13 +22,17 @@ from headway.optim.internal_schedule import (
 from headway.optim.own_optimizer import OwnOptimizerRecipe
 from headway.optim.recipe_base import Fraction, NotNegative, OptimizerRecipe, Positive
 
-# Optimizers of torch itself. Their step is fused: one kernel for all parameters, and no host-device sync.
+# Optimizers of torch itself. Their step is fused: one kernel for all parameters, and no host-device sync. With a state
+# in bf16 they are LARS and LAMB without trust ratios, which make the same steps.
+_PLAIN: dict[str, Any] = {"trust": None, "lr_in_momentum": False}
 
 
 class SGDRecipe(OptimizerRecipe):
     """SGD with momentum."""
 
     CLASS: ClassVar[str] = "headway.optim.sgd:build_sgd"
+    BF16_CLASS: ClassVar[str] = "headway.optim.lars:LARS"
+    BF16_OPTIONS: ClassVar[dict[str, Any]] = _PLAIN
 
     name: Literal["sgd"] = "sgd"
     momentum: Fraction = 0.9
@@ -40,6 +44,8 @@ class NAGRecipe(OptimizerRecipe):
 
     CLASS: ClassVar[str] = "headway.optim.sgd:build_sgd"
     OPTIONS: ClassVar[dict[str, Any]] = {"nesterov": True}
+    BF16_CLASS: ClassVar[str] = "headway.optim.lars:LARS"
+    BF16_OPTIONS: ClassVar[dict[str, Any]] = {**_PLAIN, **OPTIONS}
 
     name: Literal["nag"] = "nag"
     momentum: Fraction = 0.9
@@ -65,12 +71,21 @@ class AdamRecipe(OptimizerRecipe):
     eps: Positive = 1e-8
     """Added to the denominator, the root of the second moment."""
 
+    @model_validator(mode="after")
+    def _check_precision(self) -> AdamRecipe:
+        # Its decay goes through both moments, which none of Headway's own optimizers does.
+        if self.precision == "bf16":
+            raise ValueError("'adam' has no state in bf16. Set name: adamw, or precision: fp32")
+        return self
+
 
 class AdamWRecipe(OptimizerRecipe):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017)."""
 
     CLASS: ClassVar[str] = "headway.optim.eager_optimizer:AdamW"
     OPTIONS: ClassVar[dict[str, Any]] = {"fused": True}
+    BF16_CLASS: ClassVar[str] = "headway.optim.lamb:LAMB"
+    BF16_OPTIONS: ClassVar[dict[str, Any]] = {"layerwise": False}
 
     name: Literal["adamw"] = "adamw"
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)

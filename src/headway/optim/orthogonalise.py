@@ -107,6 +107,25 @@ def _is_faster_in_bf16(matrix: Tensor) -> bool:
     return is_large and multiplies_bf16(matrix.device.type)
 
 
+def count_multiply_adds(matrix: Tensor, ns_steps: int, precision: ProductPrecision) -> int:
+    """Counts the multiply-adds in which `orthogonalise` brings a matrix to equal singular values.
+
+    On CPUs `auto` counts as fp32, so that machines with AMX and without it count alike.
+    """
+    short, long = sorted((len(matrix), matrix[0].numel()))
+    uses_bf16 = matrix.dtype == torch.float32 and (precision == "bf16" or (precision == "auto" and matrix.is_cuda))
+    # Columns of a symmetric product that are computed, on average over its rows.
+    columns = float(short)
+    if not matrix.is_cuda and not uses_bf16 and short >= FEWEST_STRIPS * STRIP:
+        columns = sum(min(STRIP, short - start) * (short - start) for start in range(0, short, STRIP)) / short
+    from_gram = not uses_bf16 and long >= WIDE * short
+    # Either each round multiplies X twice, for X X^T and for the next X, and squares X X^T; or the first one alone does
+    # so, and each later one makes four products of the size of X X^T.
+    grams, squares = (1, 1 + 4 * (ns_steps - 1)) if from_gram else (ns_steps, ns_steps)
+    products = 1 if from_gram else ns_steps
+    return round(short * (columns * (grams * long + squares * short) + products * short * long))
+
+
 def check_precision(name: str, precision: object) -> None:
     """Raises UsageError if a precision is not one of ProductPrecision.
 

@@ -59,6 +59,12 @@ class OwnOptimizerRecipe(OptimizerRecipe):
                 raise ValueError(f"{name!r} is no key beside factory. Write args: {{{name}: {value[name]}}}")
         return value
 
+    @model_validator(mode="after")
+    def _check_precision(self) -> Self:
+        if self.precision == "bf16":
+            raise ValueError("your own optimizer decides how it keeps its state. Remove precision")
+        return self
+
     def resolve_paths(self, base: Path) -> Self:
         return self.model_copy(update={"factory": make_absolute(self.factory, base)})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -46,6 +46,10 @@ class OptimizerRecipe(RecipePart):
     """Class of the optimizer, or a function that makes it; `make` imports it."""
     OPTIONS: ClassVar[dict[str, Any]] = {}
     """Arguments of the class that are not keys."""
+    BF16_CLASS: ClassVar[str] = ""
+    """Class with the same steps that can keep its state in bf16; empty: `CLASS` can."""
+    BF16_OPTIONS: ClassVar[dict[str, Any]] = {}
+    """Its arguments that are not keys."""
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ()
     """Fields in epochs. They are scaled with the length of the run if that follows the batch."""
 
@@ -66,6 +70,9 @@ class OptimizerRecipe(RecipePart):
     """Factor on the learning rate from each layer to the one before it; the last layer has the full rate. 1: all layers
     learn at the same rate. 0.65 to 0.85 suits a pretrained network, whose first layers should change least. Factors of
     `groups` apply too (BEiT, Bao et al. 2021, arXiv 2106.08254)."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Precision in which the optimizer keeps its state and its copies of `half_weights`. `bf16`: the state is 16 bit
+    wide, and 16-bit weights have no fp32 copies. Both are rounded stochastically, so that small updates add up."""
     clip_norm: Positive | None = None
     """Largest norm of the gradients of all parameters together. Larger gradients are scaled down to it."""
     lookahead: LookaheadRecipe | None = None
@@ -86,11 +93,14 @@ class OptimizerRecipe(RecipePart):
         Raises:
             UsageError: the optimizer counts in epochs, and `steps_per_epoch` is None.
         """
-        module, _, name = self.CLASS.partition(":")
+        path, fixed = self.CLASS, self.OPTIONS
+        if self.precision == "bf16" and self.BF16_CLASS:
+            path, fixed = self.BF16_CLASS, self.BF16_OPTIONS
+        module, _, name = path.partition(":")
         # Other optimizers do not have this argument.
         times = {"steps_per_epoch": steps_per_epoch} if self.EPOCH_FIELDS else {}
         optimizer: torch.optim.Optimizer = getattr(import_module(module), name)(
-            groups, lr, **self.build_options(lr), **self.OPTIONS, **times
+            groups, lr, **self.build_options(lr), **fixed, **times
         )
         return optimizer
 

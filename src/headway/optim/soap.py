@@ -79,9 +79,16 @@ class SOAP(FusedOptimizer):
             return {name: size for side, size in sizes.items() for name in (_mean_name(side), _basis_name(side))}
 
         return UpdateRule(
-            apply=_step, first_state="exp_avg", second_state="exp_avg_sq", has_step_count=True,
-            counts_on_host=True, matrix_states=list_matrices,
-        )  # fmt: skip
+            apply=_step,
+            first_state="exp_avg",
+            second_state="exp_avg_sq",
+            has_step_count=True,
+            counts_on_host=True,
+            matrix_states=list_matrices,
+            count_multiply_adds=lambda parameter: count_multiply_adds(
+                parameter, group["max_dim"], group["precondition_every"]
+            ),
+        )
 
 
 def list_sides(parameter: Tensor, max_dim: int) -> dict[Side, int]:
@@ -91,6 +98,14 @@ def list_sides(parameter: Tensor, max_dim: int) -> dict[Side, int]:
     rows = len(parameter)
     sizes: dict[Side, int] = {"row": rows, "column": parameter.numel() // rows}
     return {side: size for side, size in sizes.items() if 1 < size <= max_dim}
+
+
+def count_multiply_adds(parameter: Tensor, max_dim: int, precondition_every: int) -> float:
+    """Counts the multiply-adds of a step, with the share of an update of the bases that falls to it."""
+    sizes = list_sides(parameter, max_dim).values()
+    # Each side turns the gradient, the mean and the step, and needs the product of the gradient with itself. An update
+    # of a basis is one product, and a QR decomposition of 2/3 n^3 with as much again for its Q.
+    return sum(4 * parameter.numel() * size + (1 + 4 / 3) * size**3 / precondition_every for size in sizes)
 
 
 def _mean_name(side: Side) -> str:

@@ -141,6 +141,8 @@ class UpdateRule:
         counts_on_host: `step` lies in host memory.
         matrix_states: lists the sizes of a parameter's states that are square matrices, by name; None: there are none.
         norm_state: name of another scalar state; None: there is none.
+        count_multiply_adds: counts the multiply-adds of the matrix products that a step makes for a parameter; None:
+            there are no products. Ranks divide parameters by it, so it does not depend on the kind of processor.
         native_rule: the same rule in the native core; None: the core does not know it.
         native_options: the numbers that the native core gets.
         has_trust_ratio: tells if a parameter has a trust ratio; None: all or none have, as `trust_ratio` says.
@@ -156,6 +158,7 @@ class UpdateRule:
     counts_on_host: bool = False
     matrix_states: Callable[[Tensor], dict[str, int]] | None = None
     norm_state: str | None = None
+    count_multiply_adds: Callable[[Tensor], float] | None = None
     native_rule: NativeRule | None = None
     native_options: Sequence[float] = ()
     has_trust_ratio: Callable[[Tensor], bool] | None = None

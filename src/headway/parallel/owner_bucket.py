@@ -87,7 +87,7 @@ class OwnerBucket:
         self._drop_gradients()
 
     def start_sum(self, communicator: Communicator, *, algorithm: Algorithm, wire: Wire, tag: str) -> PendingOperation:
-        """Sends each part of the gradients to its owner, which adds those of all ranks in their order."""
+        """Sends each part of the gradients to its owner, which adds those of all ranks."""
         codec = communicator.get_codec(wire, self._kind.dtype)
 
         def run() -> None:
@@ -145,7 +145,7 @@ def _can_be_flat(gradient: Tensor, parameter: nn.Parameter) -> bool:
 
 
 def _add_up(flat: Tensor, parts: Sequence[Range], out: Tensor, group: Group, codec: WireCodec | None) -> None:
-    """Sends part r of `flat` to rank r, and adds what comes in the order of the ranks; `out` may lie in `flat`."""
+    """Sends part r of `flat` to rank r, and adds what comes in pairs, as the tree does; `out` may lie in `flat`."""
     # A message of 16 bits has one more element, its scale.
     extra = codec is not None
     sizes = [part.length + (1 if extra and part.length else 0) for part in parts]
@@ -163,10 +163,20 @@ def _add_up(flat: Tensor, parts: Sequence[Range], out: Tensor, group: Group, cod
     group.all_to_all(received, sent, [mine] * group.size, sizes).wait()
     if not mine:
         return
-    for rank, message in enumerate(received.view(group.size, mine)):
-        if codec is not None:
-            codec.decode(message, out, add=rank > 0)
-        elif rank:
-            out.add_(message)
-        else:
-            out.copy_(message)
+    messages = received.view(group.size, mine)
+    if codec is None:
+        out.copy_(_add_in_pairs(messages))
+        return
+    for rank, message in enumerate(messages):
+        codec.decode(message, out, add=rank > 0)
+
+
+def _add_in_pairs(messages: Tensor) -> Tensor:
+    """Returns the sum of the rows [ranks, n], which it overwrites: of neighbours first, then of these sums."""
+    # The tree of `Communicator` adds in this order, so that owners have the bits of its all-reduce.
+    distance = 1
+    while distance < len(messages):
+        for rank in range(0, len(messages) - distance, 2 * distance):
+            messages[rank].add_(messages[rank + distance])
+        distance *= 2
+    return messages[0]

@@ -1,14 +1,15 @@
 """Owners: each rank has the optimizer's state of some parameters, which it owns, and steps these alone.
 
-Gradients go to their owners, which add them in the order of the ranks; after the step, the owners send the weights to
-all. That is the work of an all-reduce in two halves, with the step between them, so a rank sends as many bytes:
-2 (N - 1)/N of the weights (Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, stage 1). Owners have whole tensors, so
-optimizers with norms or matrices of a layer step as they do alone.
+Gradients go to their owners, which add them in pairs of ranks, as a tree does; after the step, the owners send the
+weights to all. That is the work of an all-reduce in two halves, with the step between them, so a rank sends as many
+bytes: 2 (N - 1)/N of the weights (Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, stage 1). Owners have whole
+tensors, so optimizers with norms or matrices of a layer step as they do alone. Where a step multiplies matrices, as
+those of Muon and SOAP do, both the bytes and the products are divided as evenly as whole tensors allow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate, pairwise
 from typing import final
@@ -16,11 +17,11 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from headway.checkpoint.sharding import assign_owners
 from headway.comm.buckets import NamedParameter, is_gapless
 from headway.comm.communicator import Communicator
 from headway.core.errors import UsageError
 from headway.core.group import Group
+from headway.core.owner_shares import assign_evenly, find_largest_share
 from headway.parallel.owned_state import OwnedState
 from headway.parallel.owner_bucket import OwnerBucket
 
@@ -32,6 +33,8 @@ class Owners:
     Args:
         parameters: (name, parameter) of all that the optimizer may step, under each of their names.
         rank, ranks: this rank, and the number of ranks.
+        multiply_adds: those of the matrix products that a step makes for a parameter, by name; others have no products.
+            They must be the same on all ranks.
 
     Attributes:
         by_name: the owner of each parameter.
@@ -41,7 +44,13 @@ class Owners:
         UsageError: a parameter does not lie in memory without gaps.
     """
 
-    def __init__(self, parameters: Sequence[NamedParameter], rank: int, ranks: int) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[NamedParameter],
+        rank: int,
+        ranks: int,
+        multiply_adds: Mapping[str, float] | None = None,
+    ) -> None:
         for name, parameter in parameters:
             if not is_gapless(parameter):
                 what = "this parameter is a view with gaps in memory, which cannot be sent"
@@ -52,7 +61,8 @@ class Owners:
         for name, parameter in parameters:
             first_names.setdefault(parameter, name)
         self._parameters = {name: parameter for parameter, name in first_names.items()}
-        owners = assign_owners(self._parameters, ranks)
+        self._multiply_adds = multiply_adds or {}
+        owners = choose_owners(self._parameters, ranks, self._multiply_adds)
         self.by_name = {name: owners[first_names[parameter]] for name, parameter in parameters}
         self.saved = OwnedState(self.by_name, rank)
         self._connected: tuple[Communicator, Group, int] | None = None
@@ -84,8 +94,11 @@ class Owners:
 
     def describe(self) -> str:
         """Returns a sentence for the user."""
-        largest = find_largest_share(self._parameters.values(), self.ranks)
-        return f"Each process has the optimizer's state of the weights that it owns, {largest:.1%} of all at most."
+        weights, products = find_largest_shares(self._parameters, self.ranks, self._multiply_adds)
+        made = f" Its step makes {products:.1%} of the matrix products at most." if products else ""
+        return (
+            f"Each process has the optimizer's state of the weights that it owns, {weights:.1%} of all at most.{made}"
+        )
 
     @torch.no_grad()
     def share_weights(self) -> None:
@@ -142,13 +155,32 @@ class Owners:
             yield [_Stream(tensors, like) for tensors in lists]
 
 
-def find_largest_share(parameters: Iterable[Tensor], ranks: int) -> float:
-    """Returns the share of all weights that the rank with the most of them owns, from 1 / ranks to 1."""
-    by_name = {str(number): one for number, one in enumerate(parameters)}
-    shares = [0] * ranks
-    for name, owner in assign_owners(by_name, ranks).items():
-        shares[owner] += by_name[name].numel()
-    return max(shares) / max(1, sum(shares))
+def choose_owners(parameters: Mapping[str, Tensor], ranks: int, multiply_adds: Mapping[str, float]) -> dict[str, int]:
+    """Returns the owner of each parameter, with bytes and multiply-adds as even as whole tensors allow.
+
+    Args:
+        multiply_adds: as for `Owners`.
+    """
+    names = sorted(parameters)
+    # Bytes are what is sent, and what a step without products reads and writes.
+    nbytes = [float(parameters[name].nbytes) for name in names]
+    products = [multiply_adds.get(name, 0.0) for name in names]
+    return dict(zip(names, assign_evenly((nbytes, products), ranks), strict=True))
+
+
+def find_largest_shares(
+    parameters: Mapping[str, Tensor], ranks: int, multiply_adds: Mapping[str, float]
+) -> tuple[float, float]:
+    """Returns the largest shares of a rank: of all weights, and of all multiply-adds (0 if there are none).
+
+    Args:
+        multiply_adds: as for `Owners`.
+    """
+    owners = choose_owners(parameters, ranks, multiply_adds)
+    numels = [parameters[name].numel() for name in owners]
+    products = [multiply_adds.get(name, 0.0) for name in owners]
+    chosen = list(owners.values())
+    return find_largest_share(numels, chosen), find_largest_share(products, chosen)
 
 
 @final

@@ -39,6 +39,7 @@ def list_refused_by_async(recipe: TrainRecipe, servers: int) -> dict[str, bool]:
         "model.unfreeze_at": bool(recipe.model.unfreeze_at),
         "optimizer.lookahead": recipe.optimizer.lookahead is not None,
         "half_weights": recipe.half_weights,
+        "optimizer.precision: bf16": recipe.optimizer.precision == "bf16",
         "compile: graphs": recipe.compile == "graphs",
         # Gradients go to servers, and not through an all-reduce.
         f"comm.algorithm: {recipe.comm.algorithm}": recipe.comm.algorithm != "auto",

@@ -23,14 +23,14 @@ from headway.model.builder import build_model, find_initialiser
 from headway.model.freezing import FreezeSchedule
 from headway.model.model_size import ModelSize
 from headway.observe.activations import ActivationPercentiles
-from headway.optim import MasterWeights, Schedule, build_optimizer
+from headway.optim import MasterWeights, Schedule, build_optimizer, convert_to_bf16
 from headway.optim.batch_scaling import require_number
 from headway.optim.layer_decay import describe_layer_rates
 from headway.parallel.owners import Owners
 from headway.parallel.parallel_recipe import AsyncRecipe, SpatialRecipe, divides_weights
 from headway.parallel.rounds import Rounds
 from headway.setup import checks
-from headway.setup.assign_parameters import assign_parameters
+from headway.setup.assign_parameters import advise_owners, assign_parameters
 from headway.setup.choose_layers import resolve_layers
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
 from headway.setup.device import resolve_device
@@ -172,15 +172,27 @@ class _SetupBuilder:
                 initialise(first_batch.images)
         step_seconds = self._resolve_precision(model, task, first_batch)
         base = self.loaded.base
-        optimizer = build_optimizer(recipe.optimizer.resolve_paths(base), model, self.samples / recipe.global_batch)
+        optimizer = build_optimizer(
+            recipe.optimizer.resolve_paths(base), model, self.samples / recipe.global_batch, seed=recipe.seed
+        )
         if self.fresh and (layer_rates := describe_layer_rates(model, recipe.optimizer.layer_decay)):
             LOG.info(layer_rates)
         owners = assign_parameters(recipe.parallel, model, optimizer, ranks=self.ranks)
-        masters = self._build_masters(model, optimizer, owners)
-        precision = Precision(self.loaded.recipe.precision, self.device, seconds=step_seconds, masters=masters)  # type: ignore[arg-type]
+        masters = self._convert_weights(model, optimizer, owners)
+        precision = Precision(
+            self.loaded.recipe.precision,  # type: ignore[arg-type]
+            self.device,
+            seconds=step_seconds,
+            masters=masters,
+            is_narrow=recipe.half_weights,
+        )
         counts = None
         if first_batch is not None:
             counts = self._try_network(model, task, precision, first_batch)
+            if self.fresh and self.ranks is not None:
+                stepped = model if masters is None else masters
+                if advice := advise_owners(recipe, stepped, optimizer, counts, self.ranks.launched_size):
+                    LOG.info(advice)
             self._resolve_micro_batch(model, precision, first_batch)
             if self.fresh and self.ranks is not None:
                 self.loaded = resolve_until(self.loaded, model, self.inputs, self.ranks.launched_size)
@@ -271,6 +283,7 @@ class _SetupBuilder:
             fix = "Was a folder packed that lies one level too high?"
             raise DataError(what, where=self.recipe.data.train, fix=fix)
         task = build_task(self.recipe.task, target, self.loaded.base)
+        checks.check_views(self.recipe, task)
         if self.recipe.task.factory == "auto":
             # Recorded by import path, so that the run is rebuilt with this task whatever its labels are then.
             name = f"{Task.__module__}:{BUILT_IN[target.kind].__name__}"
@@ -296,10 +309,14 @@ class _SetupBuilder:
         apply_activation_checkpointing(model, recipe.activation_checkpointing)
         return model
 
-    def _build_masters(
+    def _convert_weights(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, owners: Owners | None
     ) -> MasterWeights | None:
+        """Converts the network to 16 bits if the recipe says so. Returns its fp32 masters; None: it has none."""
         if not self.recipe.half_weights:
+            return None
+        if self.recipe.optimizer.precision == "bf16":
+            convert_to_bf16(model)
             return None
         kind = DTYPE_BY_NAME[self.recipe.precision]
         if owners is None:

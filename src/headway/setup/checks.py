@@ -65,6 +65,14 @@ def check_shifts(recipe: TrainRecipe, smallest_size: tuple[int, int], size: tupl
         raise RecipeError(what, where="evaluate.shift", fix=f"Set it to at most {side - 1}.")
 
 
+def check_views(recipe: TrainRecipe, task: Task) -> None:
+    """Raises RecipeError if `evaluate.views_below` needs probabilities of classes, and the task has none."""
+    if recipe.evaluate.views_below is not None and task.activation != "softmax":
+        what = "views_below compares probabilities of classes, which this task does not have"
+        fix = "Remove it; a task of your own that has them sets the attribute activation = 'softmax'."
+        raise RecipeError(what, where="evaluate.views_below", fix=fix)
+
+
 def list_set_warnings(train: Dataset | None, evaluation: Dataset | None) -> list[str]:
     """Returns sentences about data that can be trained on, and probably should not be as they are.
 

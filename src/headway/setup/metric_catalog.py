@@ -16,6 +16,7 @@ from torch import Tensor
 from headway.core.errors import RecipeError, UserCodeError, suggest_nearest
 from headway.core.user_code import check_arguments, import_user_object, name_user_errors
 from headway.data.columns import LabelKind
+from headway.setup.losses import compute_l1
 from headway.setup.own_loss import PerSample, expect_per_sample
 from headway.setup.recipe import MetricRecipe
 from headway.setup.set_metrics import ClassScores, LabelScores, RankingScores, SetMetric, ValueScores
@@ -75,7 +76,7 @@ def build_metrics(recipes: Sequence[MetricRecipe], target: TargetSpec, outputs: 
         # Every sample has as many numbers, so the mean of the samples' means is that of the set. It needs no memory of
         # the set, unlike rmse and r2.
         elif name == "mae":
-            added.per_sample[name] = lambda outputs, labels: (outputs - labels).abs().mean(dim=1)
+            added.per_sample[name] = compute_l1
             added.lower_is_better.add(name)
     # Metrics of one kind share what they keep of each sample.
     counted = [name for name in built_in if name in COUNTED[target.kind]]

@@ -17,7 +17,7 @@ PerSample = Callable[[Tensor, Tensor], Tensor]
 """A function of outputs and labels that returns one number for each sample, [b]."""
 
 
-def build_loss(path: str, arguments: Mapping[str, Any], base: Path) -> PerSample:
+def build_own_loss(path: str, arguments: Mapping[str, Any], base: Path) -> PerSample:
     """Builds the loss of each sample from an import path.
 
     A function is called as loss(outputs, labels, **arguments). A class is built with the arguments, and called with

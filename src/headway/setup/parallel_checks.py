@@ -69,6 +69,10 @@ ADVICE = {
         " none",
         "take muon",
     ),
+    "optimizer.precision: bf16": (
+        "its rounding is alike on all processes for whole weights that all of them step together",
+        "set it to fp32",
+    ),
     "precision": ("each process would decide for itself which steps its loss scale skips", "set it to bf16 or fp32"),
     "several interfaces in comm.interface": (NOT_SUMMED, "name one"),
 }
@@ -143,6 +147,7 @@ def _list_refused_by_divided(recipe: TrainRecipe) -> dict[str, bool]:
     return {
         "optimizer.factory" if name == "own" else f"optimizer.name: {name}": name not in DIVISIBLE,
         "precision: fp16": recipe.precision == "fp16",
+        "optimizer.precision: bf16": recipe.optimizer.precision == "bf16",
         "half_weights": recipe.half_weights,
         "observe.noise_scale": recipe.observe.noise_scale,
         "observe.layer_rates": recipe.observe.layer_rates,
@@ -175,10 +180,11 @@ def _list_refused_by_experts(recipe: TrainRecipe) -> dict[str, bool]:
 def _list_refused_by_sharded(recipe: TrainRecipe) -> dict[str, bool]:
     if divides_weights(recipe.parallel):
         return _list_refused_by_full_shards(recipe)
+    has_masters = recipe.half_weights and recipe.optimizer.precision == "fp32"
     return _list_refused_by_owners(recipe) | {
         "optimizer.factory": recipe.optimizer.name == "own",
-        "half_weights and model.ema": recipe.half_weights and recipe.model.ema is not None,
-        "half_weights and optimizer.lookahead": recipe.half_weights and recipe.optimizer.lookahead is not None,
+        "half_weights and model.ema": has_masters and recipe.model.ema is not None,
+        "half_weights and optimizer.lookahead": has_masters and recipe.optimizer.lookahead is not None,
     }
 
 
@@ -218,6 +224,7 @@ def _list_refused_by_local(recipe: TrainRecipe) -> dict[str, bool]:
         "precision: fp16": recipe.precision == "fp16",
         "optimizer.factory": recipe.optimizer.name == "own",
         "optimizer.name soap": recipe.optimizer.name == "soap",
+        "optimizer.precision: bf16": recipe.optimizer.precision == "bf16",
         "optimizer.lookahead": recipe.optimizer.lookahead is not None,
         "model.ema.every_steps": ema is not None and ema.every_steps != 1,
     }

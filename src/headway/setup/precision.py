@@ -41,7 +41,8 @@ class Precision:
         name: fp32, bf16 or fp16.
         device: the device that trains.
         seconds: seconds per sample in each precision on this rank, if `auto` measured them.
-        masters: fp32 weights of a network with 16-bit weights, which needs no autocast.
+        masters: fp32 copies of 16-bit weights, if the optimizer steps these.
+        is_narrow: the network itself has 16-bit weights, and needs no autocast. Always so with `masters`.
 
     Attributes:
         name: the precision given, or the one that the ranks agreed on.
@@ -57,10 +58,11 @@ class Precision:
         *,
         seconds: Mapping[PrecisionName, float] | None = None,
         masters: MasterWeights | None = None,
+        is_narrow: bool = False,
     ) -> None:
         self._device = device.type
         self._masters = masters
-        self.is_narrow = masters is not None
+        self.is_narrow = is_narrow or masters is not None
         self.reason = ""
         self._seconds = seconds
         self._has_agreed = False

@@ -28,6 +28,9 @@ from headway.setup.few_photographs import FEW_SAMPLES, SCRATCH_SIDE, format_smoo
 MAX_INSPECTED_IMAGES = 256
 """Largest number of image files whose headers are read; they stand for the sizes of all images."""
 
+MANY_SAMPLES = 40_000
+"""Images from which a batch of 2,048 makes about 20 steps an epoch."""
+
 _HOLD_OUT = f"{NO_EVALUATION} Pack the images again with --split 0.1, or set data.eval in the recipe."
 
 
@@ -214,12 +217,23 @@ def format_recipe(findings: SourceFindings, name: str, packed: Path) -> str:
         f"  train: {_quote_yaml(str(train_folder))}",
         *([eval_line.rstrip()] if eval_line else []),
         *(line for part in parts for line in (*part, "")),
+        *_format_batch_advice(findings),
         f"batch: {batch}  # {why_batch}",
         f"epochs: {epochs}  # up to {findings.samples // batch} steps each; {why_epochs}",
         _format_precision(findings),
         "channels_last: true  # faster for convolutions",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _format_batch_advice(findings: SourceFindings) -> list[str]:
+    # Below, the batch above has no more than 25 steps an epoch already.
+    if findings.samples < MANY_SAMPLES or findings.kind == "value":
+        return []
+    return [
+        "# Many GPUs want a larger batch, which costs accuracy in as many epochs; least with Muon. How far a batch can",
+        "# grow: docs/large-batches.md; the settings: recipes/large-batch.yaml.",
+    ]
 
 
 def _format_precision(findings: SourceFindings) -> str:

@@ -72,11 +72,12 @@ class TaskRecipe(RecipePart):
     args: dict[str, Any] = {}
     """Keyword arguments of the task, for example {label_smoothing: 0.1}."""
     loss: str | None = None
-    """Import path of your own loss: a function loss(outputs, labels, **loss_args), or a class such as
-    torch.nn:SmoothL1Loss. It returns one number for each sample; a parameter `reduction` is set to 'none'. Unset: the
+    """Loss of a sample: cross_entropy or hinge for classes and for several labels; l1, l2, huber or rmse for numbers.
+    Or the import path of your own: a function loss(outputs, labels, **loss_args), or a class such as
+    torch.nn:SmoothL1Loss, that returns one number for each sample; a parameter `reduction` is set to 'none'. Unset: the
     loss of the task."""
     loss_args: dict[str, Any] = {}
-    """Keyword arguments of `loss`."""
+    """Keyword arguments of `loss`: delta of huber, margin of hinge, label_smoothing of cross_entropy, or your own."""
     metrics: tuple[Annotated[MetricRecipe, BeforeValidator(_expand_metric)], ...] = ()
     """Metrics beside those of the task. Classes: top2, top3, ..., precision, recall, f1, balanced_accuracy, auc;
     several labels: precision, recall, f1, micro_f1, auc, mean_average_precision; numbers: mae, rmse, r2. Or import
@@ -87,7 +88,7 @@ class TaskRecipe(RecipePart):
     @model_validator(mode="after")
     def _check_loss(self) -> TaskRecipe:
         if self.loss is None and self.loss_args:
-            raise ValueError("loss_args are for your own loss: set loss, or remove loss_args")
+            raise ValueError("loss_args are for the loss that you name: set loss, or remove loss_args")
         return self
 
 
@@ -107,6 +108,15 @@ class EvaluateRecipe(RecipePart):
     """Pixels by which two copies of each image are moved: one up and left, one down and right; reflection fills the
     border. The outputs are averaged, where the two copies together weigh as much as the image. It triples the time.
     With `flip`, all three are mirrored too. 1 is the evaluation of airbench94 (Jordan 2024, arXiv 2404.00498)."""
+    views_below: float | None = Field(default=None, gt=0, le=1)
+    """Compute these views only for images whose highest class probability without them is below this. All other images
+    take a single pass. It depends on the image alone, not on its batch. For networks that tell classes apart."""
+
+    @model_validator(mode="after")
+    def _check_views(self) -> EvaluateRecipe:
+        if self.views_below is not None and not (self.flip or self.shift):
+            raise ValueError("views_below chooses images for flip and shift, and neither is set: set one, or remove it")
+        return self
 
 
 class CheckpointRecipe(RecipePart):
@@ -179,7 +189,7 @@ class TrainRecipe(RecipePart):
     network at the start (fp16 instead of bf16 on a GPU without units for bf16)."""
     half_weights: bool = False
     """Keep parameters and gradients in 16 bits too, except those of norms. The optimizer updates fp32 copies of the
-    parameters. Needs `precision` bf16 or fp16."""
+    parameters, unless `optimizer.precision` is bf16. Needs `precision` bf16 or fp16."""
     channels_last: bool = True
     """Use the channels-last memory format for images and filters: faster for convolutions on CPUs and on GPUs with
     tensor cores."""
@@ -340,6 +350,13 @@ class TrainRecipe(RecipePart):
         if self.half_weights and self.precision not in ("bf16", "fp16"):
             what = f"half_weights are 16 bit wide, and precision is {self.precision}"
             raise ValueError(f"{what}: set precision to bf16 or fp16, or remove half_weights")
+        if self.half_weights and self.optimizer.precision == "bf16":
+            if self.precision == "fp16":
+                what = "half_weights are fp16 here, and optimizer.precision: bf16 rounds weights to bf16"
+                raise ValueError(f"{what}: set precision to bf16, or optimizer.precision to fp32")
+            if self.optimizer.lookahead is not None:
+                what = "optimizer.lookahead writes fp32 weights into 16-bit ones, which loses small updates"
+                raise ValueError(f"{what}: remove it, or set optimizer.precision to fp32")
         if self.compile == "graphs":
             if self.device == "cpu":
                 raise ValueError(f"compile: {NO_GRAPHS}: set it to true or false")

@@ -111,6 +111,8 @@ _TABLE: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("max_steps num_steps total_steps train_steps max_iter max_iters iterations num_iterations steps",
      ("epochs",), _LENGTH),
     ("random_seed manual_seed seed_everything", ("seed",), ""),
+    ("optim_bits optimizer_dtype state_dtype exp_avg_dtype exp_avg_sq_dtype bf16_stochastic_round stochastic_rounding",
+     ("optimizer.precision",), "Write precision: bf16 in optimizer."),
     ("amp use_amp mixed_precision fp16 bf16 half dtype use_fp16", ("precision",), ""),
     ("gpu cuda use_cuda accelerator no_cuda", ("device",), ""),
     ("gpus num_gpus n_gpu devices nproc_per_node world_size num_processes nnodes num_nodes nodes ddp "

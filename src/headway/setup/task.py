@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.nn import functional as F
 
 from headway.core.errors import RecipeError
 from headway.data.columns import LabelKind
 from headway.data.dataset import Dataset
+from headway.setup.losses import compute_binary_cross_entropy, compute_cross_entropy, compute_l1, compute_l2
 from headway.setup.prediction_columns import (
     make_class_columns,
     make_label_columns,
@@ -118,7 +118,7 @@ class Classification(Task):
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         # A loss for each sample, because the trainer weighs them: masked samples, uneven ranks.
-        return F.cross_entropy(outputs, labels, reduction="none", label_smoothing=self._smoothing)
+        return compute_cross_entropy(outputs, labels, label_smoothing=self._smoothing)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         # A transform such as mixup gives soft labels, of which the largest counts.
@@ -145,7 +145,7 @@ class MultiLabel(Task):
         return len(self._classes)
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(dim=1)
+        return compute_binary_cross_entropy(outputs, labels)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         # A logit above 0 is a probability above 0.5.
@@ -172,11 +172,10 @@ class Regression(Task):
         return self._numbers
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        # Labels of one number are [b], and outputs [b, 1].
-        return (outputs - labels.reshape(outputs.shape)).square().mean(dim=1)
+        return compute_l2(outputs, labels)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"absolute_error": (outputs - labels.reshape(outputs.shape)).abs().mean(dim=1)}
+        return {"absolute_error": compute_l1(outputs, labels)}
 
     def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
         return make_number_columns(outputs.numpy(force=True), self._names)

@@ -11,8 +11,8 @@ from headway.core.errors import HeadwayError, RecipeError, UserCodeError, sugges
 from headway.core.user_code import import_user_object
 from headway.data.columns import LabelKind
 from headway.setup.composed_task import ComposedTask
+from headway.setup.loss_catalog import build_loss
 from headway.setup.metric_catalog import build_metrics
-from headway.setup.own_loss import build_loss
 from headway.setup.recipe import TaskRecipe
 from headway.setup.task import Classification, MultiLabel, Regression, TargetSpec, Task
 
@@ -32,12 +32,13 @@ def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
         return task
     if recipe.loss is not None and isinstance(task, Classification) and "label_smoothing" in recipe.args:
         what = "label_smoothing belongs to the loss that task.loss replaces"
-        raise RecipeError(what, where="task.args.label_smoothing", fix="Remove it, or task.loss.")
+        fix = "Write it into task.loss_args." if recipe.loss == "cross_entropy" else "Remove it, or task.loss."
+        raise RecipeError(what, where="task.args.label_smoothing", fix=fix)
     metrics = build_metrics(recipe.metrics, target, task.outputs, base)
     return ComposedTask(
         task,
         target,
-        loss=None if recipe.loss is None else build_loss(recipe.loss, recipe.loss_args, base),
+        loss=None if recipe.loss is None else build_loss(recipe.loss, recipe.loss_args, target, task.outputs, base),
         metrics=metrics,
         primary=recipe.primary,
     )

@@ -45,7 +45,7 @@ class TrainSetup:
         forward: `model`, or its compiled form.
         counts: parameters and multiply-adds; None for the resolved recipe of a run.
         optimizer: steps the parameters, or their fp32 masters.
-        masters: fp32 weights that the optimizer steps, if the network has 16-bit weights.
+        masters: fp32 weights that the optimizer steps in place of 16-bit ones; None: it steps those of the network.
         freezing: freezes layers at their epochs.
         schedule: the factor on `lr` as a function of the position.
         precision: autocast and loss scaling.
@@ -105,13 +105,21 @@ class TrainSetup:
         return self.loaded if is_unchanged else self.loaded.resolve("precision", precision.name, precision.reason)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Returns the network's state as it is saved: fp32 masters in place of 16-bit weights.
+        """Returns the network's state as `weights.safetensors` has it: fp32 masters in place of 16-bit weights.
 
-        Where ranks own the masters, it has the 16-bit weights, widened.
+        Where ranks own the masters, or there are none, it has the 16-bit weights, widened.
         """
         if self.owners is not None:
-            return self.owners.saved.widen(self.model.state_dict())
-        return self.stepped.state_dict()
+            state = self.owners.saved.widen(self.model.state_dict())
+        else:
+            state = self.stepped.state_dict()
+        if self.recipe.half_weights and self.recipe.optimizer.precision == "bf16":
+            # Whoever reads the file needs to know nothing of the optimizer.
+            state = {
+                name: value.to("cpu", torch.float32) if value.dtype == torch.bfloat16 else value
+                for name, value in state.items()
+            }
+        return state
 
     @property
     def held(self) -> HasWeights:

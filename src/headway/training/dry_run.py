@@ -301,7 +301,7 @@ def _build_workload(
             ranks=ranks,
             micro_batch=micro,
             precision=setup.precision.name,
-            half_weights=setup.masters is not None,
+            half_weights=setup.precision.is_narrow,
             compiled=bool(recipe.compile),
             update=WorkloadUpdate(
                 optimizer=recipe.optimizer.name,

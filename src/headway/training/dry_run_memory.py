@@ -12,7 +12,8 @@ from headway.core.row_shards import count_working_bytes, find_row_share
 from headway.core.workload import Workload
 from headway.data.data_recipe import SYNTHETIC
 from headway.model.activation_checkpointing import list_blocks
-from headway.parallel.owners import find_largest_share
+from headway.optim.footprint import count_multiply_adds
+from headway.parallel.owners import find_largest_shares
 from headway.parallel.parallel_recipe import AsyncRecipe, ShardedRecipe, divides_weights
 from headway.setup.train_setup import TrainSetup
 
@@ -42,7 +43,7 @@ def list_memory(setup: TrainSetup, workload: Workload, share: int, micro_batch: 
     weights, gradients = sum(map(count_bytes, model.parameters())), workload.step.exchange.gradient_bytes
     # Autocast keeps its 16-bit copies of the weights for the backward pass.
     copies = f"fp32; the {recipe.precision} copies count as kept for backward"
-    about = "" if recipe.precision == "fp32" or setup.masters is not None else copies
+    about = "" if recipe.precision == "fp32" or setup.precision.is_narrow else copies
     # Normalised images are fp32, all others stay bytes.
     wide = 4 if recipe.augment.normalise else 1
     # A gradient of an activation lives only until the layer before it has used it: the largest layer sets the need.
@@ -124,7 +125,9 @@ def _find_owned_share(setup: TrainSetup, ranks: int) -> float:
         return _find_held_share(setup, ranks)
     if not isinstance(setup.recipe.parallel, ShardedRecipe):
         return 1.0
-    return find_largest_share([value for group in setup.optimizer.param_groups for value in group["params"]], ranks)
+    stepped = {value for group in setup.optimizer.param_groups for value in group["params"]}
+    named = {name: value for name, value in setup.stepped.named_parameters() if value in stepped}
+    return find_largest_shares(named, ranks, count_multiply_adds(setup.optimizer, named.items()))[0]
 
 
 def _find_held_share(setup: TrainSetup, ranks: int) -> float:

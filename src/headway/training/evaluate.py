@@ -91,7 +91,8 @@ def predict_outputs(setup: TrainSetup, pixels: torch.Tensor) -> torch.Tensor:
 def compute_outputs(setup: TrainSetup, images: torch.Tensor) -> torch.Tensor:
     """Computes the network's outputs for normalised images, as float32 [b, outputs].
 
-    With `evaluate.flip` or `evaluate.shift` it returns their weighted mean over the views of `build_views`.
+    With `evaluate.flip` or `evaluate.shift` it returns their weighted mean over the views of `build_views`; with
+    `evaluate.views_below`, for unsure images only.
     """
     options = setup.recipe.evaluate
 
@@ -99,18 +100,55 @@ def compute_outputs(setup: TrainSetup, images: torch.Tensor) -> torch.Tensor:
         with setup.precision.autocast():
             return setup.forward(view).float()
 
-    return average_views(run, images, flip=options.flip, shift=options.shift)
+    # Ranks that share a network need each other in every pass, and a CUDA graph is captured for one batch size.
+    is_alone = setup.divided is None or setup.divided.is_whole_in_evaluation
+    selects = is_alone and setup.recipe.compile != "graphs"
+    return average_views(
+        run, images, flip=options.flip, shift=options.shift, below=options.views_below, selects=selects
+    )
 
 
 def average_views(
-    run: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, *, flip: bool, shift: int
+    run: Callable[[torch.Tensor], torch.Tensor],
+    images: torch.Tensor,
+    *,
+    flip: bool,
+    shift: int,
+    below: float | None = None,
+    selects: bool = True,
 ) -> torch.Tensor:
-    """Returns the weighted mean of a network's outputs over the views of `build_views`; `run` computes those of one."""
-    mean: torch.Tensor | None = None
-    for weight, view in build_views(images, flip=flip, shift=shift):
-        outputs = run(view)
-        mean = outputs * weight if mean is None else mean.add_(outputs, alpha=weight)
-    assert mean is not None
+    """Returns the weighted mean of a network's outputs over the views of `build_views`.
+
+    Args:
+        run: computes the outputs of one view.
+        images: [b, C, H, W].
+        below: takes the mean only for images whose highest class probability without the other views is below this;
+            the others keep their own outputs (github.com/hiverge/cifar10-speedrun takes the least sure quarter).
+        selects: run the other views on those images alone. False: run all views on all images, for the same result
+            without a batch size that depends on values.
+    """
+    outputs = run(images)
+    if below is None:
+        return _average_views(run, outputs, images, flip=flip, shift=shift)
+    is_unsure = outputs.softmax(dim=1).amax(dim=1) < below
+    if not selects:
+        return torch.where(is_unsure[:, None], _average_views(run, outputs, images, flip=flip, shift=shift), outputs)
+    unsure = is_unsure.nonzero().squeeze(1)
+    if len(unsure):
+        outputs[unsure] = _average_views(run, outputs[unsure], images[unsure], flip=flip, shift=shift)
+    return outputs
+
+
+def _average_views(
+    run: Callable[[torch.Tensor], torch.Tensor], outputs: torch.Tensor, images: torch.Tensor, *, flip: bool, shift: int
+) -> torch.Tensor:
+    """Returns the weighted mean over all views; `outputs` are those of the images themselves."""
+    views = build_views(images, flip=flip, shift=shift)
+    # The first view is the images themselves.
+    weight, _ = next(views)
+    mean = outputs * weight
+    for weight, view in views:
+        mean.add_(run(view), alpha=weight)
     return mean
 
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError
 from headway.data.formats.byte_ranges import ByteRange
 from headway.data.formats.foreign_records import ForeignRecords, LabelColumn, build_row_records, infer_labels
-from headway.data.formats.unpack import unpack_gzip
+from headway.data.formats.unpack import GZIP_MAGIC, unpack_gzip
 
 NPY_MAGIC = b"\x93NUMPY"
 
@@ -162,7 +162,9 @@ def _locate_idx_array(path: Path) -> _Array:
     # At most 255 dimensions of 4 bytes follow the 4 bytes of the header.
     header = byte_range.view()[: 4 + 4 * 255].tobytes()
     if len(header) < 4 or header[:2] != b"\0\0" or header[2] not in _IDX_TYPES or len(header) < 4 + 4 * header[3]:
-        raise DataError("this is not an IDX file", where=str(path))
+        # Some browsers and tools remove the ending and leave the file compressed.
+        fix = "It is compressed: add .gz to its name." if header[:2] == GZIP_MAGIC else "Copy it again."
+        raise DataError("this is not an IDX file", where=str(path), fix=fix)
     shape = struct.unpack_from(f">{header[3]}I", header, 4)
     return _check_size(_Array(byte_range, np.dtype(_IDX_TYPES[header[2]]), shape, 4 + 4 * header[3]), path)
 

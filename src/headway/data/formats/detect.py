@@ -16,10 +16,9 @@ from headway.data.formats.cifar import LABEL_KINDS as LABEL_KINDS
 from headway.data.formats.foreign_records import ForeignRecords
 from headway.data.formats.pack_source import EVAL_NAMES, LISTING_EXTENSIONS, is_image, list_entries
 from headway.data.formats.patterns import group_shards
-from headway.data.formats.unpack import unpack_gzip
+from headway.data.formats.unpack import GZIP_MAGIC, unpack_gzip
 
 _RECORDIO_MAGIC = recordio.MAGIC.to_bytes(4, "little")
-_GZIP_MAGIC = b"\x1f\x8b"
 _TAR_EXTENSIONS = (".tar", ".tar.gz", ".tgz")
 _SHARD_EXTENSIONS = (".rec", *_TAR_EXTENSIONS)
 _MAX_LISTED_MEMBERS = 64
@@ -114,7 +113,7 @@ def _detect_file(path: Path, label_kind: str) -> SetOpeners:
     # The first bytes decide; the extension only for formats without a signature.
     if path.suffix.lower() in LISTING_EXTENSIONS:
         return {"": functools.partial(folder.open_listing, path)}
-    if head.startswith(_GZIP_MAGIC) and not path.name.endswith(_TAR_EXTENSIONS):
+    if head.startswith(GZIP_MAGIC) and not path.name.endswith(_TAR_EXTENSIONS):
         return {"": functools.partial(arrays.open_idx, path)}
     if arrays.is_idx(head):
         return {"": functools.partial(arrays.open_idx, path)}
@@ -178,4 +177,4 @@ def _open_lmdb(path: Path) -> ForeignRecords:
 
 
 def _unpack_if_compressed(path: Path) -> Path:
-    return unpack_gzip(path) if read_head(path, 2) == _GZIP_MAGIC else path
+    return unpack_gzip(path) if read_head(path, 2) == GZIP_MAGIC else path

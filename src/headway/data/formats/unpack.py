@@ -13,6 +13,9 @@ from headway.core.errors import DataError, HeadwayError
 from headway.core.files import open_regular
 from headway.storage.addresses import get_cache_folder
 
+GZIP_MAGIC = b"\x1f\x8b"
+"""First bytes of a gzip file."""
+
 
 def unpack_gzip(path: Path) -> Path:
     """Unpacks a gzip file into the cache folder, if it is not there yet, and returns the unpacked file.

@@ -1,0 +1,318 @@
+"""What was measured: claims, published figures, and the kept runs of `bench.large_batch`, the studies and others.
+
+Each function takes the part of a figure's `ours` behind the colon.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench._accuracy import batch_curve
+from bench._accuracy.batch_arms import EPOCHS, LARGEST, Cell
+from bench._accuracy.batch_table import BASELINE, LAST_LARGE, Tables
+from bench._accuracy.results import FOLDER, Results
+from bench._arms import ROOT
+from bench._decks import statements, studies
+from bench._decks.figure import Ours
+from bench._decks.studies import Runs, average
+from bench._sweep import recurrent
+from headway.core.statistics import compute_interval
+
+CLAIMS = FOLDER / "claims.jsonl"
+PUBLISHED = Path(__file__).with_name("published.csv")
+NAIVE_LR = studies.BATCH_LR
+
+
+@cache
+def read_claims() -> dict[str, dict[str, Any]]:
+    """Reads the stored claims by name."""
+    return {one["name"]: one for one in Results(CLAIMS).all()}
+
+
+def find_claim(name: str) -> Ours:
+    """Finds a claim of bench/results/claims.jsonl."""
+    one = read_claims()[name]
+    return Ours("measured", one["value"], one.get("about", ""), one.get("low"), one.get("high"))
+
+
+def find_statement(asked: str) -> Ours:
+    """Finds what was measured of a statement in bench/results/statements.jsonl: NAME, or NAME/KEY of another value."""
+    name, _, key = asked.partition("/")
+    (one,) = Results(statements.RESULTS).where(name=name)
+    value, error = one[key or "value"], None if key else one.get("error")
+    ends = (None, None) if error is None else (value - error, value + error)
+    return Ours("measured", value, "[statements](statements.md)", *ends)
+
+
+def derive_pixels(name: str) -> Ours:
+    """Derives images/s at 352 pixels over 480 from the claim of their ratio over that of 1 / pixels."""
+    one, law = read_claims()[f"{name}_gain"], (480 / 352) ** 2
+    return Ours("measured", law * one["value"], f"1 / pixels would give {law:.2f}")
+
+
+@cache
+def read_published() -> dict[str, dict[str, str]]:
+    """Reads figures that others have published, by name."""
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        return {one["id"]: one for one in csv.DictReader(file)}
+
+
+def find_published(name: str) -> Ours:
+    """Finds a figure that others have published."""
+    one = read_published()[name]
+    return Ours("published", float(one["value"]), one["source"])
+
+
+@cache
+def read_tables() -> Tables:
+    """Reads the kept runs of `bench.large_batch`."""
+    return Tables(Results(FOLDER / "large_batch.jsonl").all())
+
+
+def read_large_batch(asked: str) -> Ours:
+    """Reads from the tables of `bench.large_batch`: accuracy/ARM, gain/ARM/ARM, loss/ARM, longer.
+
+    Accuracies are those of the small network on CIFAR-10 at a batch of 8,192.
+    """
+    kind, *arms = asked.split("/")
+    tables = read_tables()
+    if kind == "longer":
+        epochs = tables.epochs_to_equal(LAST_LARGE)
+        assert isinstance(epochs, float)
+        return Ours("measured", epochs / EPOCHS, f"CIFAR-10: {epochs:g} epochs where 256 takes {EPOCHS:g}")
+    where = f"CIFAR-10, batch {LARGEST:,}"
+    found = [[100 * one for one in tables.accuracies(Cell(LARGEST, arm))] for arm in arms]
+    if kind == "accuracy":
+        return Ours("measured", statistics.fmean(found[0]), where)
+    if kind == "loss":
+        small = [100 * one for one in tables.accuracies(BASELINE)]
+        return _compare(small, found[0], f"CIFAR-10, 256 to {LARGEST:,}")
+    return _compare(found[1], found[0], where)
+
+
+def _compare(one: Sequence[float], other: Sequence[float], more: str) -> Ours:
+    """The mean difference of pairs of seeds, with its 95 % interval."""
+    mean, half = compute_interval([a - b for a, b in zip(one, other, strict=True)])
+    return Ours("measured", mean, more, mean - half, mean + half)
+
+
+@cache
+def read_curve() -> batch_curve.Curve:
+    """Reads the kept runs of SGD to 60 %."""
+    return batch_curve.Curve(Results(FOLDER / "large_batch.jsonl").all())
+
+
+def read_batch_curve(asked: str) -> Ours:
+    """Reads from the curve of steps against the batch.
+
+    Args:
+        asked: steps/B/B, epochs/B/B, perfect-to, none-from, lowest-rate, rate-exponent/B/B (of the best rate in the
+            batch), after-3/B (accuracy after three epochs), share/B/B of these, naive/B/B (points lost with one rate).
+    """
+    kind, *batches = asked.split("/")
+    curve, where = read_curve(), "CIFAR-10, a small network, to 60 %"
+    if kind in _CURVE:
+        return _CURVE[kind](*map(int, batches))
+    if kind == "lowest-rate":
+        rates = {batch: curve.sweep(batch)[1] for batch, *_ in curve.points()}
+        lowest = min((lr, batch) for batch, lr in rates.items() if lr is not None)
+        return Ours("measured", lowest[0], f"best rate at a batch of {lowest[1]}, the lowest of all batches")
+    if kind in ("perfect-to", "none-from"):
+        found = [batch for batch, _, regime in curve.points() if regime == kind.partition("-")[0]]
+        if not found:
+            # At the next batch one of the seeds does not come to the target.
+            found = [2 * batch for batch, *_ in curve.points()[-1:]]
+        return Ours("measured", max(found) if kind == "perfect-to" else min(found), f"a batch; {where}")
+    large, small = (curve.steps(int(batch)) for batch in batches)
+    assert large is not None
+    assert small is not None
+    ratio = int(batches[0]) / int(batches[1]) if kind == "epochs" else 1.0
+    return Ours("measured", large / small * ratio, where)
+
+
+def _read_after_epochs(batch: int, lr: float, seeds: Sequence[int]) -> list[float]:
+    """Accuracies after three epochs of the kept runs to 60 %, by seed. Each epoch has five evaluations."""
+    runs = Results(FOLDER / "large_batch.jsonl").where(
+        bench="curve", batch=batch, lr=lr, settings=batch_curve.settings("sgd")
+    )
+    found = {run["seed"]: run["evaluations"][3 * 5 - 1][1] for run in runs}
+    return [found[seed] for seed in seeds]
+
+
+def _read_best_rate(batch: int) -> float:
+    lr = read_curve().sweep(batch)[1]
+    assert lr is not None
+    return lr
+
+
+def _read_after_three(batch: int) -> Ours:
+    lr = _read_best_rate(batch)
+    mean = statistics.fmean(_read_after_epochs(batch, lr, batch_curve.SEEDS))
+    return Ours("measured", mean, f"CIFAR-10, batch {batch:,}, its best rate, {lr:g}")
+
+
+def _compare_after_three(large: int, small: int) -> Ours:
+    one, other = (_read_after_three(batch).value for batch in (large, small))
+    assert one is not None
+    assert other is not None
+    return Ours("measured", one / other, f"CIFAR-10, {small:,} to {large:,}, each at its best rate")
+
+
+def _lose_naively(large: int, small: int) -> Ours:
+    seed = batch_curve.TUNING_SEED
+    ((one,), (other,)) = (_read_after_epochs(batch, NAIVE_LR, [seed]) for batch in (small, large))
+    return Ours("measured", 100 * (one - other), f"CIFAR-10, {small:,} to {large:,}, rate {NAIVE_LR:g}, one seed")
+
+
+def _fit_rate_exponent(large: int, small: int) -> Ours:
+    ratio = _read_best_rate(large) / _read_best_rate(small)
+    more = f"CIFAR-10: the best rate grows {ratio:g}-fold from {small:,} to {large:,}"
+    return Ours("measured", math.log(ratio) / math.log(large / small), more)
+
+
+_CURVE: Mapping[str, Callable[..., Ours]] = {
+    "after-3": _read_after_three,
+    "share": _compare_after_three,
+    "naive": _lose_naively,
+    "rate-exponent": _fit_rate_exponent,
+}
+
+
+def read_recurrent(name: str) -> Ours:
+    """Reads a claim of the lab on recurrent networks."""
+    (claim,) = [one for one in _read_recurrent_claims() if one.name == name]
+    half = float(claim.how.partition("+- ")[2].partition(";")[0])
+    return Ours("measured", claim.value, "digits", claim.value - half, claim.value + half)
+
+
+@cache
+def _read_recurrent_claims() -> Sequence[Any]:
+    return recurrent.Table(Results(FOLDER / "recurrent.jsonl").all()).build_claims()
+
+
+def read_recipe_value(asked: str) -> Ours:
+    """Reads a value of a recipe in recipes/: NAME/KEY.KEY."""
+    name, path = asked.split("/")
+    value = yaml.safe_load((ROOT / f"recipes/{name}.yaml").read_text(encoding="utf-8"))
+    for key in path.split("."):
+        value = value[key]
+    return Ours("taken over", float(value), f"`recipes/{name}.yaml`")
+
+
+@cache
+def read_runs() -> Runs:
+    """Reads the kept runs of the studies."""
+    return Runs(Results(studies.RESULTS).all())
+
+
+def read_study(asked: str) -> Ours | None:
+    """Reads what a study shows; None until its runs are there. Names are those of figures.csv."""
+    kind, *rest = asked.split("/")
+    return _STUDIES[kind](*rest)
+
+
+def _read_batch(batch: str, what: str) -> Ours | None:
+    mean = average(read_runs().select("batch", batch=int(batch)), lambda run: run["epochs"][-1][what])
+    return None if mean is None else Ours("measured", mean, "CIFAR-10")
+
+
+def _compare_batches(what: str) -> Ours | None:
+    small, large = (
+        [100 * run["epochs"][-1][what] for run in read_runs().select("batch", batch=batch)]
+        for batch in (studies.BATCHES[0], studies.BATCHES[-1])
+    )
+    return None if len(large) < len(studies.SEEDS) else _compare(small, large, "CIFAR-10, one learning rate")
+
+
+def _read_log(arm: str, what: str) -> Ours | None:
+    def read(run: Mapping[str, Any]) -> float:
+        epochs = run["epochs"]
+        return float(max(one["val"] for one in epochs) if what == "best" else epochs[-1][what])
+
+    mean = average(read_runs().select("optimizers", arm=arm), read)
+    return None if mean is None else Ours("measured", mean, "CIFAR-10 at 16 pixels")
+
+
+def _compare_logs(arm: str, other: str) -> Ours | None:
+    found = [
+        [100 * run["epochs"][-1]["val"] for run in read_runs().select("optimizers", arm=name)] for name in (arm, other)
+    ]
+    if min(map(len, found)) < len(studies.SEEDS):
+        return None
+    return _compare(found[0], found[1], "CIFAR-10 at 16 pixels")
+
+
+def _compare_rules(factor: str) -> Ours | None:
+    batch = studies.RULE_BATCH * int(factor)
+    linear, root = (
+        [100 * run["accuracy"] for run in read_runs().select("rules", arm=arm, batch=batch)]
+        for arm in ("linear", "root")
+    )
+    if min(len(linear), len(root)) < len(studies.SEEDS):
+        return None
+    return _compare(linear, root, f"CIFAR-10 at 16 pixels, {studies.RULE_BATCH} to {batch:,}")
+
+
+def _count_diverged(arm: str) -> Ours | None:
+    found = read_runs().select("divergence", arm=arm)
+    if len(found) < len(studies.SEEDS):
+        return None
+    reached = ", ".join(f"{run['accuracy']:.0%}" for run in found)
+    return Ours(
+        "measured", float(sum(run["diverged"] for run in found)), f"of 3; CIFAR-10, batch 2,048; accuracy {reached}"
+    )
+
+
+def _best_norm_rate(arm: str) -> float | None:
+    means = {
+        lr: average(read_runs().select("norm", arm=arm, lr=lr), lambda run: run["accuracy"])
+        for lr in studies.NORM_RATES
+    }
+    known = {lr: mean for lr, mean in means.items() if mean is not None}
+    return max(known, key=lambda lr: known[lr]) if len(known) == len(means) else None
+
+
+def _compare_norms(read: Callable[[Mapping[str, Any]], float]) -> Ours | None:
+    rates = [_best_norm_rate(arm) for arm in studies.NORM]
+    if None in rates:
+        return None
+    found = [
+        [100 * read(run) for run in read_runs().select("norm", arm=arm, lr=lr)]
+        for arm, lr in zip(studies.NORM, rates, strict=True)
+    ]
+    return _compare(found[0], found[1], "digits, three layers of sigmoids")
+
+
+def _compare_norm_rates() -> Ours | None:
+    highest = []
+    for arm in studies.NORM:
+        best = _best_norm_rate(arm)
+        if best is None:
+            return None
+        means = {
+            lr: statistics.fmean(run["accuracy"] for run in read_runs().select("norm", arm=arm, lr=lr))
+            for lr in studies.NORM_RATES
+        }
+        highest.append(max(lr for lr, mean in means.items() if mean >= means[best] - 0.01))
+    return Ours("measured", highest[0] / highest[1], f"{highest[0]:g} with, {highest[1]:g} without; digits")
+
+
+_STUDIES: Mapping[str, Callable[..., Ours | None]] = {
+    "batch": _read_batch,
+    "batch-loss": _compare_batches,
+    "log": _read_log,
+    "log-gain": _compare_logs,
+    "rules": _compare_rules,
+    "diverged": _count_diverged,
+    "norm-gain": lambda: _compare_norms(lambda run: float(run["accuracy"])),
+    "norm-first": lambda: _compare_norms(lambda run: float(run["epochs"][0]["val"])),
+    "norm-rates": _compare_norm_rates,
+}

@@ -1,0 +1,55 @@
+"""Trains a network on CIFAR-10 in several processes: a solution of the exercise.
+
+    torchrun --nproc-per-node 2 cifar_parallel.py FOLDER [SAMPLES]
+
+Each process keeps the batch of cifar_serial.py, so the batch and the learning rate grow with their number.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from lab import build_network, count_right, evaluate, open_sets, prepare
+
+import headway
+import headway.comm.hvd as hvd
+
+if len(sys.argv) < 2:
+    raise SystemExit(__doc__)
+hvd.init()
+SAMPLES = int(sys.argv[2]) if len(sys.argv) > 2 else 30_000
+ROUNDS = 4  # evaluations
+BATCH, PEAK_RATE, WARMUP = 64 * hvd.size(), 0.05 * hvd.size(), 0.2
+
+
+def find_rate(done: float) -> float:
+    """Returns the learning rate: a straight line up to its peak in the warm-up, then one down to 0."""
+    return PEAK_RATE * min(done / WARMUP, (1 - done) / (1 - WARMUP))
+
+
+torch.manual_seed(0)
+train, held_out = open_sets(Path(sys.argv[1]))
+model = build_network(train, layers=[(16, 2), (32, 2), (64, 2)])
+optimizer = torch.optim.SGD(model.parameters(), lr=PEAK_RATE, momentum=0.9, nesterov=True, weight_decay=5e-4)
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+mine = {"rank": hvd.rank(), "world": hvd.size()}
+loader = headway.Loader(train, batch=BATCH, seed=1, stop=SAMPLES // ROUNDS, flip=True, **mine)
+held_out_loader = headway.Loader(held_out, batch=500, **mine)
+for number in range(1, ROUNDS + 1):
+    trained = torch.zeros(2, dtype=torch.int64)
+    for batch in loader:
+        optimizer.param_groups[0]["lr"] = find_rate(float(batch.positions[0]) / SAMPLES)
+        outputs = model(prepare(batch.images))
+        loss = torch.nn.functional.cross_entropy(outputs, batch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        trained += count_right(outputs, batch.labels)
+    counts = torch.stack([trained, evaluate(model, held_out_loader)])
+    counts = hvd.allreduce(counts, op=hvd.Sum)
+    train_accuracy, val_accuracy = (counts[:, 0] / counts[:, 1]).tolist()
+    if hvd.rank() == 0:
+        print(f"round {number} train_acc {train_accuracy:.4f} val_acc {val_accuracy:.4f}", flush=True)
+hvd.shutdown()
