@@ -15,15 +15,13 @@ from bench._decks.figure import Ours
 from headway.core.rows import Window, divide
 from headway.observe.activations import PERCENTILES
 from headway.optim.schedule import Schedule, read_schedule
+from headway.report.step_anatomy import NETWORK_PARTS
 from headway.setup.recipe import TrainRecipe
 
 # The decks' layer, kernel and stride.
 LAYER, GRID, KERNEL, STRIDE = 128, 2, 3, 1
-# Clocks of the deck's fifteen parts of a step: those of the doctor (storage, decode, augment, copy) and of the loop.
-CLOCKS = (
-    "storage", "decode", "augment", "wait", "copy", "forward", "forward", "forward", "loss", "backward", "backward",
-    "backward", "optimizer", "optimizer", "log",
-)  # fmt: skip
+# Clocks of the input, those of the doctor; the other parts of a step have theirs by `observe.layer_times`.
+INPUT_CLOCKS = ("storage", "decode", "augment", "wait", "copy")
 MILESTONES = (250, 750, 900)
 
 
@@ -113,7 +111,8 @@ def _count_keys() -> Ours:
 
 
 def _count_stages() -> Ours:
-    return Ours("counted", float(len(set(CLOCKS))), f"clocks: {', '.join(dict.fromkeys(CLOCKS))}")
+    clocks = dict.fromkeys((*INPUT_CLOCKS, *(name for name, *_ in NETWORK_PARTS)))
+    return Ours("counted", float(len(clocks)), f"clocks with `observe.layer_times`: {', '.join(clocks)}")
 
 
 def _find_percentile() -> Ours:

@@ -122,7 +122,7 @@ def read_batch_curve(asked: str) -> Ours:
     if kind in _CURVE:
         return _CURVE[kind](*map(int, batches))
     if kind == "lowest-rate":
-        rates = {batch: curve.sweep(batch)[1] for batch, *_ in curve.points()}
+        rates = {batch: curve.curve.search(batch)[1] for batch, *_ in curve.points()}
         lowest = min((lr, batch) for batch, lr in rates.items() if lr is not None)
         return Ours("measured", lowest[0], f"best rate at a batch of {lowest[1]}, the lowest of all batches")
     if kind in ("perfect-to", "none-from"):
@@ -149,7 +149,7 @@ def _read_after_epochs(batch: int, lr: float, seeds: Sequence[int]) -> list[floa
 
 
 def _read_best_rate(batch: int) -> float:
-    lr = read_curve().sweep(batch)[1]
+    lr = read_curve().curve.search(batch)[1]
     assert lr is not None
     return lr
 
