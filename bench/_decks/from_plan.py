@@ -12,7 +12,7 @@ from functools import cache
 from bench._decks.figure import Ours
 from bench._plan.scaling import Row, basis_of, predicted, rows, step_of
 from bench._plan.single import build_single, list_p40
-from headway.core.collectives import Link, Network, predict_cost
+from headway.core.collectives import Link, Network, count_bytes_out_of_host, predict_cost
 from headway.core.workload import Workload
 from headway.plan.cluster import Cluster, load_clusters
 from headway.plan.job_plan import JobPlan
@@ -144,6 +144,19 @@ def _plan_devices(series: str, devices: str) -> Ours:
     return Ours("planned", found.value, "from one device", holds=found.in_band)
 
 
+def _plan_from_one(series: str, devices: str) -> Ours:
+    found = predicted(find_row(series, int(devices)))
+    return Ours("planned", found.value, "from one device with 64 images", holds=found.in_band)
+
+
+def _plan_figure_13() -> Ours:
+    plan = plan_network("alexnet", "p40-100gbe", "1,64,128", each=128.0)
+    said = ", ".join(
+        f"{one.images_s:,.0f} on {8 * one.nodes:,}" for one in plan.predictions if one.nodes in (1, 64, 128)
+    )
+    return Ours("planned", more=f"images/s: {said} P40")
+
+
 def _count_parameters(name: str) -> Ours:
     return Ours("counted", find_workload(name).parameters / 1e6)
 
@@ -173,6 +186,18 @@ def _compare_tree() -> Ours:
         ratios.append(tree / ring)
     said = f"{', '.join(f'{one:.2f}' for one in ratios)} times a ring's time on {', '.join(map(str, counts))} devices"
     return Ours("planned", more=f"{said}, large messages", holds=ratios == sorted(ratios))
+
+
+def _compare_server() -> Ours:
+    counts, ratios = (2, 4, 8), []
+    for count in counts:
+        network = Network(count, 1, Link(1e-6, 10e9), Link(1e-6, 10e9), math.inf)
+        # The process with the server sends the weights to each of the others, once for each of their batches.
+        ratios.append((count - 1) / count_bytes_out_of_host("ring", 1.0, network))
+    said = (
+        f"{', '.join(f'{one:.2g}' for one in ratios)} times a ring's bytes with {', '.join(map(str, counts))} processes"
+    )
+    return Ours("planned", more=f"{said} and one server", holds=min(ratios) < 0.5)
 
 
 @cache
@@ -206,12 +231,15 @@ _PLANS: Mapping[str, Callable[..., Ours]] = {
     "scaling": _plan_scaling,
     "sheet": _plan_sheet,
     "devices": _plan_devices,
+    "rate-from-one": _plan_from_one,
+    "figure-13": _plan_figure_13,
     "parameters": _count_parameters,
     "multiply-adds": lambda name: _count_operations(name, 1e6),
     "giga-multiply-adds": lambda name: _count_operations(name, 1e9),
     "limit-nodes": _plan_limit_nodes,
     "rings": _count_rings,
     "tree": _compare_tree,
+    "server": _compare_server,
     "images-grow": _plan_images,
     "paying-nodes": _plan_paying,
 }

@@ -78,7 +78,7 @@ def read_tables() -> Tables:
 
 
 def read_large_batch(asked: str) -> Ours:
-    """Reads from the tables of `bench.large_batch`: accuracy/ARM, gain/ARM/ARM, loss/ARM, longer.
+    """Reads from the tables of `bench.large_batch`: accuracy/ARM, gain/ARM/ARM, loss/ARM, knee, longer.
 
     Accuracies are those of the small network on CIFAR-10 at a batch of 8,192.
     """
@@ -88,6 +88,13 @@ def read_large_batch(asked: str) -> Ours:
         epochs = tables.epochs_to_equal(LAST_LARGE)
         assert isinstance(epochs, float)
         return Ours("measured", epochs / EPOCHS, f"CIFAR-10: {epochs:g} epochs where 256 takes {EPOCHS:g}")
+    if kind == "knee":
+        means = [
+            _average(tables, cell) for cell in (BASELINE, Cell(LAST_LARGE.batch, "linear"), Cell(LARGEST, "linear"))
+        ]
+        errors = ", ".join(f"{100 - mean:.1f}" for mean in means)
+        more = f"CIFAR-10, error {errors} % at {BASELINE.batch}, {LAST_LARGE.batch:,}, {LARGEST:,}"
+        return Ours("measured", (means[1] - means[2]) / (means[0] - means[1]), more)
     where = f"CIFAR-10, batch {LARGEST:,}"
     found = [[100 * one for one in tables.accuracies(Cell(LARGEST, arm))] for arm in arms]
     if kind == "accuracy":
@@ -96,6 +103,10 @@ def read_large_batch(asked: str) -> Ours:
         small = [100 * one for one in tables.accuracies(BASELINE)]
         return _compare(small, found[0], f"CIFAR-10, 256 to {LARGEST:,}")
     return _compare(found[1], found[0], where)
+
+
+def _average(tables: Tables, cell: Cell) -> float:
+    return 100 * statistics.fmean(tables.accuracies(cell))
 
 
 def _compare(one: Sequence[float], other: Sequence[float], more: str) -> Ours:
@@ -114,7 +125,7 @@ def read_batch_curve(asked: str) -> Ours:
     """Reads from the curve of steps against the batch.
 
     Args:
-        asked: steps/B/B, epochs/B/B, perfect-to, none-from, lowest-rate, rate-exponent/B/B (of the best rate in the
+        asked: steps/B/B, epochs/B/B, perfect-to, lowest-rate, rate-exponent/B/B (of the best rate in the
             batch), after-3/B (accuracy after three epochs), share/B/B of these, naive/B/B (points lost with one rate).
     """
     kind, *batches = asked.split("/")
@@ -125,13 +136,9 @@ def read_batch_curve(asked: str) -> Ours:
         rates = {batch: curve.curve.search(batch)[1] for batch, *_ in curve.points()}
         lowest = min((lr, batch) for batch, lr in rates.items() if lr is not None)
         return Ours("measured", lowest[0], f"best rate at a batch of {lowest[1]}, the lowest of all batches")
-    if kind in ("perfect-to", "none-from"):
-        found = [batch for batch, _, regime in curve.points() if regime == kind.partition("-")[0]]
-        if not found:
-            # At the next batch one of the seeds does not come to the target.
-            found = [2 * batch for batch, *_ in curve.points()[-1:]]
-            where += ", to which one of its seeds does not come"
-        return Ours("measured", max(found) if kind == "perfect-to" else min(found), f"a batch; {where}")
+    if kind == "perfect-to":
+        largest = max(batch for batch, _, regime in curve.points() if regime == "perfect")
+        return Ours("measured", largest, f"a batch; {where}")
     large, small = (curve.steps(int(batch)) for batch in batches)
     assert large is not None
     assert small is not None
@@ -194,9 +201,23 @@ def read_recurrent(name: str) -> Ours:
     return Ours("measured", claim.value, "digits", claim.value - half, claim.value + half)
 
 
+def compare_lamb(batch: str) -> Ours:
+    """Compares LAMB with LARS of LARC's trust on the lab's GRU: points of accuracy."""
+    one, other = (
+        _read_recurrent_table().list_accuracies(recurrent.Cell("recurrent", int(batch), arm))
+        for arm in ("lamb", recurrent.TRUST)
+    )
+    return _compare(one, other, f"a GRU on digits, batch {batch}")
+
+
+@cache
+def _read_recurrent_table() -> recurrent.Table:
+    return recurrent.Table(Results(FOLDER / "recurrent.jsonl").all())
+
+
 @cache
 def _read_recurrent_claims() -> Sequence[Any]:
-    return recurrent.Table(Results(FOLDER / "recurrent.jsonl").all()).build_claims()
+    return _read_recurrent_table().build_claims()
 
 
 def read_recipe_value(asked: str) -> Ours:

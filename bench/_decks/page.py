@@ -26,6 +26,7 @@ FINDERS: Mapping[str, Callable[[str], Ours | None]] = {
     "large": from_results.read_large_batch,
     "curve": from_results.read_batch_curve,
     "recurrent": from_results.read_recurrent,
+    "lamb": from_results.compare_lamb,
     "recipe": from_results.read_recipe_value,
     "study": from_results.read_study,
     "plan": from_plan.find_plan,
@@ -49,9 +50,9 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Ours over the deck's, where both are numbers."""
+        """Ours over the deck's, where both are numbers; a number that was taken over tells nothing about itself."""
         deck = self.figure.number
-        if self.ours is None or self.ours.value is None or not deck:
+        if self.ours is None or self.ours.value is None or self.ours.kind == "taken over" or not deck:
             return None
         return self.ours.value / deck
 

@@ -1,4 +1,4 @@
-"""The verdict about a figure: reproduced, planned, refuted here, not measurable here, or not measured yet.
+"""The verdict about a figure: one of `NAMES`.
 
 Rules of figures.csv, for what was measured or counted (`ours`) beside the deck's number (`value`):
 
@@ -6,7 +6,7 @@ Rules of figures.csv, for what was measured or counted (`ours`) beside the deck'
 ~P           within P % of the deck's
 at least P % ours is at least P % of the deck's, as a gain is
 >=X, <=X     ours is at least, or at most X. If ours has an interval, all of it
-gain         the interval of ours lies above 0. Refuted: it lies below 0, or below the deck's value
+gain         the interval of ours lies above 0. Refuted: it lies below 0, or below the deck's value. Else undecided
 order        of the same order of magnitude
 plan         planned, within as many percent as it is off; or a statement, which the plan confirms or not
 plan-order   planned, of the same order of magnitude
@@ -22,7 +22,7 @@ from typing import Literal, final, get_args
 
 from bench._decks.figure import Figure, Ours
 
-Name = Literal["reproduced", "planned", "refuted here", "not measurable here", "not measured yet"]
+Name = Literal["reproduced", "planned", "refuted here", "undecided here", "not measurable here", "not measured yet"]
 NAMES: tuple[Name, ...] = get_args(Name)
 # Rounding of doubles.
 EQUAL = 1e-9
@@ -56,7 +56,7 @@ def is_held(figure: Figure, ours: Ours) -> bool:
     rule, value = figure.rule, ours.value
     assert value is not None, f"{figure.id}: nothing to compare"
     low, high = (value if end is None else end for end in (ours.low, ours.high))
-    if found := re.fullmatch(r"(>=|<=)([\d.]+)", rule):
+    if found := re.fullmatch(r"(>=|<=)(-?[\d.]+)", rule):
         bar = float(found[2])
         return low >= bar if found[1] == ">=" else high <= bar
     deck = figure.number
@@ -102,7 +102,7 @@ def _judge_gain(figure: Figure, ours: Ours) -> Verdict:
         return _refute("it is a loss")
     if deck is not None and high < deck:
         return _refute(f"it is at most {high:.2g}" if high >= 0.05 else "there is none")
-    return _miss("more seeds, as the interval of these holds 0")
+    return Verdict("undecided here", "undecided here: the interval of three seeds holds 0")
 
 
 def _refute(reason: str) -> Verdict:
