@@ -57,6 +57,7 @@ NETWORKS = (
     Network("cifar_net", networks.cifar_net, 4, 3, {"batchnorm_eps": 0.1}),
     Network("cifar_moe", networks.cifar_moe, 4),
     Network("cifar_resnet", networks.cifar_resnet, 4),
+    Network("vgg", networks.vgg, 4),
     Network("resnet18", networks.resnet18, 8),
     Network("resnet34", networks.resnet34, 8),
     Network("resnet50", networks.resnet50, 8),

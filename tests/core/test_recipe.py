@@ -413,7 +413,7 @@ def test_an_override_of_the_name_brings_the_keys_of_that_optimizer(recipe: Path)
         (
             ["optimizer.ns_steps=3"],
             "command line: 'optimizer.ns_steps' belongs to muon; nag has momentum, lr, weight_decay, no_decay, groups, "
-            "layer_decay, clip_norm, lookahead, gradient_noise. Remove it, or change optimizer.name.",
+            "layer_decay, precision, clip_norm, lookahead, gradient_noise. Remove it, or change optimizer.name.",
         ),
         (
             ["optimizer={name: sgd, lr: 1, betas: [0.9, 0.99]}"],

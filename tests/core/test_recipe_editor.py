@@ -125,12 +125,13 @@ def test_a_real_recipe_keeps_its_comments(tmp_path: Path) -> None:
         if path.name.endswith(".space.yaml"):
             continue
         before = path.read_text(encoding="utf-8")
-        made = text_with(path, (), {"data.cache": "memory", "compile": True, "precision": "fp32"}, TrainRecipe)
+        precision = "bf16" if "half_weights:" in before else "fp32"
+        made = text_with(path, (), {"data.cache": "memory", "compile": True, "precision": precision}, TrainRecipe)
         kept = [line for line in made.splitlines() if line in before.splitlines()]
         assert len(kept) >= len(before.splitlines()) - 1, path.name  # all but precision's
         (tmp_path / "made.yaml").write_text(made, encoding="utf-8")
         found, was = read_recipe(tmp_path / "made.yaml", (), TrainRecipe), read_recipe(path, (), TrainRecipe)
-        assert (found.recipe.compile, found.recipe.data.cache, found.recipe.precision) == (True, "memory", "fp32")
+        assert (found.recipe.compile, found.recipe.data.cache, found.recipe.precision) == (True, "memory", precision)
         assert found.recipe.optimizer == was.recipe.optimizer
 
 

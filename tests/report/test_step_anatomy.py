@@ -148,7 +148,7 @@ def test_the_panels_show_each_measurement_once() -> None:
     rows = {row[0]: row[1:3] for row in table.data["rows"]}
     notes = {row[0]: row[3] for row in table.data["rows"]}
     assert (rows["activation, layer 1"], rows["output"]) == (["10", "-"], ["", "-"])
-    assert notes["activation, layer 1"].endswith("single layers are not timed")
+    assert notes["activation, layer 1"].endswith("observe.layer_times: true times single layers")
     assert (notes["activation, layer 2"], notes["output"]) == ("in the number above",) * 2
     assert rows["read"] == ["-", "2"]
     assert rows["pre-process"] == ["1", "11.1"]
