@@ -19,6 +19,14 @@ from tests._support import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 LABS = ROOT / "examples/labs"
+# Runs a script, and then writes the sum of its network's weights.
+RUN = """
+import os, runpy, sys
+del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])
+weights = runpy.run_path(sys.argv[0], run_name="__main__")["model"].parameters()
+print("weights", sum(one.double().abs().sum().item() for one in weights), file=sys.stderr)
+"""
 SHOWN = re.compile(r"(?:epoch|round) (\d) train_acc ([01]\.\d{4}) val_acc ([01]\.\d{4})")
 
 
@@ -74,7 +82,7 @@ SCRIPTS = {
     ],
 )
 def test_a_script_of_a_lab_trains_on_data_of_the_user(script: str, tmp_path: Path) -> None:
-    """It tells brightness apart, and as often as its page says; of several ranks one prints."""
+    """It tells brightness apart, and as often as its page says; of several ranks one prints, and all end alike."""
     make, arguments, world, rounds = SCRIPTS[script]
     folder, port = make(tmp_path / "data"), str(free_port())
     ranks = []
@@ -82,7 +90,7 @@ def test_a_script_of_a_lab_trains_on_data_of_the_user(script: str, tmp_path: Pat
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
         ranks.append(
             subprocess.Popen(
-                [sys.executable, str(LABS / f"{script}.py"), str(folder), *arguments],
+                [sys.executable, "-c", RUN, str(LABS / f"{script}.py"), str(folder), *arguments],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -92,6 +100,8 @@ def test_a_script_of_a_lab_trains_on_data_of_the_user(script: str, tmp_path: Pat
     said = [rank.communicate() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * world, said
     assert [out for out, _ in said[1:]] == [""] * (world - 1)
+    (weights,) = {re.findall(r"^weights (.*)$", err, re.MULTILINE)[0] for _, err in said}
+    assert float(weights) > 0
     shown = [SHOWN.fullmatch(line) for line in said[0][0].splitlines()]
     assert [int(one[1]) for one in shown if one] == [*range(1, rounds + 1)], said
     last = shown[-1]

@@ -37,16 +37,18 @@ optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_par
 mine = {"rank": hvd.rank(), "world": hvd.size()}
 loader = headway.Loader(train, batch=BATCH, seed=1, stop=SAMPLES // ROUNDS, flip=True, **mine)
 held_out_loader = headway.Loader(held_out, batch=500, **mine)
+seen = 0  # images of all steps so far
 for number in range(1, ROUNDS + 1):
     trained = torch.zeros(2, dtype=torch.int64)
-    for batch in loader:
-        optimizer.param_groups[0]["lr"] = find_rate(float(batch.positions[0]) / SAMPLES)
-        outputs = model(prepare(batch.images))
-        loss = torch.nn.functional.cross_entropy(outputs, batch.labels)
+    for images, labels in loader:
+        optimizer.param_groups[0]["lr"] = find_rate(seen / SAMPLES)
+        outputs = model(prepare(images))
+        loss = torch.nn.functional.cross_entropy(outputs, labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        trained += count_right(outputs, batch.labels)
+        seen += BATCH
+        trained += count_right(outputs, labels)
     counts = torch.stack([trained, evaluate(model, held_out_loader)])
     counts = hvd.allreduce(counts, op=hvd.Sum)
     train_accuracy, val_accuracy = (counts[:, 0] / counts[:, 1]).tolist()

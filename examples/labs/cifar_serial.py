@@ -32,16 +32,18 @@ optimizer = torch.optim.SGD(model.parameters(), lr=PEAK_RATE, momentum=0.9, nest
 
 loader = headway.Loader(train, batch=BATCH, seed=1, stop=SAMPLES // ROUNDS, flip=True)
 held_out_loader = headway.Loader(held_out, batch=500)
+seen = 0  # images of all steps so far
 for number in range(1, ROUNDS + 1):
     trained = torch.zeros(2, dtype=torch.int64)
-    for batch in loader:
-        optimizer.param_groups[0]["lr"] = find_rate(float(batch.positions[0]) / SAMPLES)
-        outputs = model(prepare(batch.images))
-        loss = torch.nn.functional.cross_entropy(outputs, batch.labels)
+    for images, labels in loader:
+        optimizer.param_groups[0]["lr"] = find_rate(seen / SAMPLES)
+        outputs = model(prepare(images))
+        loss = torch.nn.functional.cross_entropy(outputs, labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        trained += count_right(outputs, batch.labels)
+        seen += BATCH
+        trained += count_right(outputs, labels)
     counts = torch.stack([trained, evaluate(model, held_out_loader)])
     train_accuracy, val_accuracy = (counts[:, 0] / counts[:, 1]).tolist()
     print(f"round {number} train_acc {train_accuracy:.4f} val_acc {val_accuracy:.4f}", flush=True)

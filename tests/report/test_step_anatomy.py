@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ import numpy as np
 import pytest
 from tests._support import finished, headway, packed_digits, write_recipe
 
+from headway.core.row_file import append_row
+from headway.core.run_folder import RunFolder
+from headway.observe import layer_times
 from headway.page.panel import Panel
-from headway.report.layer_clocks import LayerClocks
+from headway.report.layer_clocks import LayerClocks, read_layer_clocks
 from headway.report.step_anatomy import StepPart, build_panels, list_step_parts
 
 NAMES = [
@@ -97,6 +101,20 @@ def test_clocks_of_layers_give_each_part_a_number_of_its_own(weighted: tuple[int
         assert forward == pytest.approx([0.003, 0.018, 0.007])
     assert found["update of the weights"].loop_s == 0.001
     assert found["optimizer"].loop_s == pytest.approx(0.004 - 0.001)
+
+
+@pytest.mark.parametrize(("taken", "mean"), [((1.0, math.nan, 3.0), 2.0), ((math.nan,), math.nan), ((), math.nan)])
+def test_a_step_that_was_skipped_counts_for_no_time(taken: tuple[float, ...], mean: float, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for step, seconds in enumerate(taken or (1.0,), 1):
+        layers = np.ones((1, len(layer_times.COLUMNS)), np.float32)
+        append_row(run.rows_path("layer_times"), ("head",), layer_times.COLUMNS, step, step, layers)
+        if taken:
+            row = np.array([[seconds]], np.float32)
+            append_row(run.rows_path("optimizer_times"), ("optimizer",), layer_times.STEP_COLUMNS, step, step, row)
+    clocks = read_layer_clocks(run, "cpu")
+    assert clocks is not None
+    assert clocks.step_s == pytest.approx(mean, nan_ok=True)
 
 
 def test_a_run_of_before_has_no_stage_of_the_loss() -> None:

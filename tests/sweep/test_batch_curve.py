@@ -42,6 +42,9 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch, done: list[str], fatal: int = -1)
             assignment: Assignment = assign(len(done), run)
             recipe = assignment.loaded.recipe
             assert (recipe.batch, recipe.optimizer.lr, recipe.seed) == (run.batch, run.lr, run.seed)
+            # Messages and provenance name the command that has set them.
+            assert {assignment.loaded.origins[key] for key in ("optimizer.lr", "seed")} == {"headway curve"}
+            assert run.batch == 30 or assignment.loaded.origins["batch"] == "headway curve"
             assert recipe.stop_at == {"accuracy": 0.8}
             assert recipe.evaluate.every_epochs == 0.2
             steps = int(6000 / run.batch * (1 + abs(run.lr / (0.04 * run.batch / 30) - 1)) + run.seed)

@@ -29,7 +29,7 @@ class LayerClocks:
         names: names of the modules, in the order of their first calls.
         forward_s, backward_s: [n], seconds of a step; a module's own, without the modules inside it.
         weights: [n], weights of each module itself, without biases.
-        step_s: seconds of the optimizer's step.
+        step_s: seconds of the optimizer's step; NaN if it made none.
         steps: number of steps that were measured.
         device: `cpu`, or the name of a GPU.
     """
@@ -92,7 +92,10 @@ def read_layer_clocks(run: RunFolder, device: str) -> LayerClocks | None:
         return None
     means = table.values.astype(np.float64).mean(axis=0)
     step = row_file.read_rows(run.rows_path("optimizer_times"))
-    step_s = float("nan") if step is None or not len(step.steps) else float(step.values.astype(np.float64).mean())
+    taken = np.zeros(0) if step is None else step.values.astype(np.float64)
+    # fp16 skips a step whose gradients are infinite, and that has no time.
+    taken = taken[np.isfinite(taken)]
+    step_s = float(taken.mean()) if len(taken) else float("nan")
     return LayerClocks(table.names, means[:, 0], means[:, 1], means[:, 2], step_s, len(table.steps), device)
 
 

@@ -32,14 +32,14 @@ from headway.sweep.learning_rate import build_variant, check_batches
 from headway.sweep.run_crew import train_missing
 from headway.sweep.search_folder import SearchFolder, SearchRecipe
 from headway.sweep.steps_curve import GRID, STEP, CurveRun, StepsCurve, compute_steps_to
-from headway.sweep.sweep_folder import CURVE_SETTINGS
+from headway.sweep.sweep_folder import CURVE_SETTINGS, SEARCHES
 from headway.sweep.trials import count_steps, probe_recipe
 from headway.training.run_steps import separate_checkpoints
 from headway.training.runs import load_recipe
 
 LOG = logging.getLogger("headway.sweep")
 
-ORIGIN = "headway curve"
+ORIGIN = SEARCHES[CURVE_SETTINGS]
 EVALUATED_EPOCHS = 0.2
 """Epochs between two evaluations, unless the recipe evaluates more often. The steps to the target are read between two
 of them, so rare ones would hide the curve."""
@@ -166,7 +166,7 @@ def draw_curve(
         raise UsageError("there is no target to reach", fix="Give --target 0.95, or set stop_at in the recipe.")
     # Every batch, before anything trains.
     for batch in batches:
-        build_variant(loaded, loaded.recipe.optimizer.name, batch)
+        build_variant(loaded, loaded.recipe.optimizer.name, batch, ORIGIN)
     search = _open_search(folder or RunFolder.find_free_name(Path("sweeps"), f"{loaded.recipe.name}-curve"))
     search.expect_new()
     probe = probe_recipe(loaded, None, {"optimizer.lr": None, "batch": None})
@@ -238,8 +238,8 @@ class _CurveRuns:
         self._folder, self._settings, self._loaded = folder, settings, loaded
         self._own_batch = resolve_batch(loaded, 1).recipe.global_batch
         name, seed = loaded.recipe.optimizer.name, loaded.recipe.seed
-        self._variants = {batch: build_variant(loaded, name, batch) for batch in settings.batches}
-        own = build_variant(loaded, name, self._own_batch).recipe.optimizer
+        self._variants = {batch: build_variant(loaded, name, batch, ORIGIN) for batch in settings.batches}
+        own = build_variant(loaded, name, self._own_batch, ORIGIN).recipe.optimizer
         self._lr = require_number(own.lr, "optimizer.lr")
         self._tuning_seed, self._seeds = seed, [seed + number for number in range(1, settings.seeds + 1)]
         self._steps = dict(map(self._read, sorted((folder / "results").glob("*.json"))))

@@ -23,11 +23,13 @@ from headway.setup.recipe import TrainRecipe
 from headway.sweep.rate_search import RateSearch
 from headway.sweep.rate_table import RateRow, RatesResult, ScalingFit, fit_exponent
 from headway.sweep.rates_folder import RatesFolder, RatesRecipe
-from headway.sweep.sweep_folder import write_found_recipe
+from headway.sweep.sweep_folder import RATES_SETTINGS, SEARCHES, write_found_recipe
 from headway.sweep.trials import Probe, probe_recipe
 from headway.training.runs import load_recipe
 
 LOG = logging.getLogger("headway.sweep")
+
+ORIGIN = SEARCHES[RATES_SETTINGS]
 
 EXPONENTS = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
 """Exponent of the batch in each scaling rule of a recipe."""
@@ -134,8 +136,13 @@ def _run(rates: RatesFolder, settings: RatesRecipe, loaded: LoadedRecipe[TrainRe
     return result
 
 
-def build_variant(loaded: LoadedRecipe[TrainRecipe], optimizer: str, batch: int) -> LoadedRecipe[TrainRecipe]:
+def build_variant(
+    loaded: LoadedRecipe[TrainRecipe], optimizer: str, batch: int, origin: str = ORIGIN
+) -> LoadedRecipe[TrainRecipe]:
     """Returns the recipe with another optimizer and batch, and a number as its learning rate.
+
+    Args:
+        origin: the origin of these values.
 
     Raises:
         RecipeError: the recipe refuses them.
@@ -150,7 +157,7 @@ def build_variant(loaded: LoadedRecipe[TrainRecipe], optimizer: str, batch: int)
     # A warm-up from the rate of the small batch needs the rule; its factor stays.
     if isinstance(lr, BatchScaledRecipe) and recipe.schedule.warmup.start == "base":
         values["schedule.warmup_start"] = min(1.0, 1 / lr.compute_factor(batch))
-    return override_values(loaded, values, "headway sweep --lr")
+    return override_values(loaded, values, origin)
 
 
 def _check_optimizers(names: Sequence[str], own: str) -> tuple[str, ...]:
@@ -196,5 +203,5 @@ def _write_recipe(folder: Path, variant: LoadedRecipe[TrainRecipe], row: RateRow
         ),
         "Each score is that of one training.",
     ]
-    found = override_values(variant, {"optimizer.lr": row.lr}, "headway sweep --lr")
+    found = override_values(variant, {"optimizer.lr": row.lr}, ORIGIN)
     return write_found_recipe(folder, found, comments)
