@@ -4,6 +4,7 @@ first measurement."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from bench._accuracy import narrow
@@ -127,18 +128,28 @@ def recipe(cell: Cell, lr: float, seed: int, packed: str) -> dict[str, Any]:
         if arm == "muon":
             # float32, so that a table does not depend on the machine.
             optimizer |= {"momentum": 0.9, "ns_precision": "fp32", "lr_rest": BEST_SGD[cell.batch]}
-    norm["recompute_batches"] = recomputed(batch)
+    tree = build_base_recipe(batch, epochs, seed, packed)
+    tree["model"]["batch_norm"] |= norm
+    return tree | {
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "evaluate": {"every_epochs": epochs, "batch": 1000},
+    }
+
+
+def build_base_recipe(batch: int, epochs: float, seed: int, packed: Path | str) -> dict[str, Any]:
+    """What all runs of the narrow network share: its recipe without optimizer, schedule and evaluations."""
     return {
         "seed": seed,
         "data": {"train": f"{packed}/train", "eval": f"{packed}/eval", "threads": 1},
         "augment": {"flip": True, "translate": 2},
-        "model": {"factory": "bench._accuracy.narrow:narrow", "batch_norm": norm},
-        "optimizer": optimizer,
-        "schedule": schedule,
+        "model": {
+            "factory": "bench._accuracy.narrow:narrow",
+            "batch_norm": {"recompute_batches": recomputed(batch)},
+        },
         "batch": batch,
         "epochs": epochs,
         "precision": "fp32",
-        "evaluate": {"every_epochs": epochs, "batch": 1000},
         "checkpoint": {"every_epochs": epochs, "asynchronous": False},
         "log_every_steps": 100,
     }

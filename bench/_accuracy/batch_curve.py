@@ -16,7 +16,15 @@ from functools import cache
 from typing import Any, final
 
 from bench._accuracy import narrow
-from bench._accuracy.batch_arms import GRID, LARS_TRUST, MATRIX_ARMS, SEEDS, STEP, TUNING_SEED, recomputed
+from bench._accuracy.batch_arms import (
+    GRID,
+    LARS_TRUST,
+    MATRIX_ARMS,
+    SEEDS,
+    STEP,
+    TUNING_SEED,
+    build_base_recipe,
+)
 from bench._accuracy.results import Results, code, commit, digest, made_by
 from bench._accuracy.workers import work
 from bench._common import Claim, report, table
@@ -67,22 +75,10 @@ def recipe(job: Job, packed: str) -> dict[str, Any]:
         optimizer |= {"normalise": True, "no_decay": True}
     if job.optimizer == "muon":
         optimizer |= {"ns_precision": "fp32", "lr_rest": BEST_SGD[job.batch]}
-    return {
-        "seed": job.seed,
-        "data": {"train": f"{packed}/train", "eval": f"{packed}/eval", "threads": 1},
-        "augment": {"flip": True, "translate": 2},
-        "model": {
-            "factory": "bench._accuracy.narrow:narrow",
-            "batch_norm": {"recompute_batches": recomputed(job.batch)},
-        },
+    return build_base_recipe(job.batch, MOST_EPOCHS, job.seed, packed) | {
         "optimizer": optimizer,
-        "batch": job.batch,
-        "epochs": MOST_EPOCHS,
-        "precision": "fp32",
         "evaluate": {"every_epochs": 0.2, "batch": 1000},
         "stop_at": {"accuracy": TARGET},
-        "checkpoint": {"every_epochs": MOST_EPOCHS, "asynchronous": False},
-        "log_every_steps": 100,
     }
 
 

@@ -7,17 +7,17 @@ with any batch, predicts `critical`.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import sys
 from collections.abc import Mapping
 
 from bench._accuracy import batch_curve
 from bench._accuracy.batch_arms import SEEDS
-from bench._accuracy.batch_curve import Curve, Job
+from bench._accuracy.batch_curve import SAMPLES, Curve, Job
 from bench._accuracy.batch_worker import run_recipe
 from bench._accuracy.results import Results, commit
 from bench._common import Claim, report
+from headway.plan.convergence import ConvergencePoint, fit_epochs
 
 BATCH, LR = 256, 0.1
 """Those of the runs that measure the noise scale: the curve's own, until they come to its target."""
@@ -25,15 +25,9 @@ EVERY_STEPS = 10
 
 
 def fit_critical_batch(steps: Mapping[int, float]) -> tuple[float, float]:
-    """Returns the (critical batch, least steps) that are nearest to the steps by batch, in logarithms."""
-    best = (math.inf, 0.0, 0.0)
-    for place in range(601):
-        critical = 10 * 10 ** (place / 150)
-        logs = [math.log(found / (1 + critical / batch)) for batch, found in steps.items()]
-        mean = statistics.fmean(logs)
-        away = sum((one - mean) ** 2 for one in logs)
-        best = min(best, (away, critical, math.exp(mean)))
-    return best[1], best[2]
+    """Returns the (critical batch, least steps) of the planner's law of epochs by batch that fits steps by batch."""
+    law = fit_epochs([ConvergencePoint(batch, found * batch / SAMPLES) for batch, found in steps.items()])
+    return law.critical, law.least * SAMPLES / law.critical
 
 
 def key(seed: int) -> dict[str, object]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, final
 
 from bench._accuracy import narrow
-from bench._accuracy.batch_arms import recomputed
+from bench._accuracy.batch_arms import build_base_recipe, recomputed
 from bench._accuracy.batch_worker import run_recipe
 from bench._accuracy.cifar import packed as pack_cifar
 from bench._accuracy.results import FOLDER, Results, code, commit, digest
@@ -75,21 +75,11 @@ class Job:
     def build_recipe(self, packed: Path | str) -> dict[str, Any]:
         """Builds the recipe, for data packed in a folder."""
         epochs = EPOCHS[self.study]
-        tree: dict[str, Any] = {
-            "seed": self.seed,
-            "data": {"train": f"{packed}/train", "eval": f"{packed}/eval", "threads": 1},
-            "augment": {"flip": True, "translate": 2},
-            "model": {
-                "factory": "bench._accuracy.narrow:narrow",
-                "batch_norm": {"recompute_batches": recomputed(self.batch)},
-            },
+        tree = build_base_recipe(self.batch, epochs, self.seed, packed)
+        tree |= {
             "optimizer": {"name": "sgd", "lr": self.lr, "momentum": 0.9, "weight_decay": 5e-4},
             "schedule": {"name": "constant"},
-            "batch": self.batch,
-            "epochs": epochs,
-            "precision": "fp32",
             "evaluate": {"every_epochs": 1, "batch": 1000},
-            "checkpoint": {"every_epochs": epochs, "asynchronous": False},
             # An epoch's training loss and accuracy are the means of its records, one a step.
             "log_every_steps": 1 if self.study in LOGGED else 100,
             "observe": {"on_divergence": "ignore"},
