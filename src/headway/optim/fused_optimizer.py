@@ -119,7 +119,8 @@ class FusedOptimizer(EagerOptimizer, ABC):
         # Numbers by place in the groups, as random bits belong to a parameter.
         numbers: dict[Tensor, int] = {}
         for group in self.param_groups:
-            numbers |= {parameter: len(numbers) + index for index, parameter in enumerate(group["params"])}
+            if self.rounding is not None:
+                numbers |= {parameter: len(numbers) + index for index, parameter in enumerate(group["params"])}
             # The rule is built anew at each step, as options such as lr change between steps.
             rule = self._build_update_rule(group)
             # The native core reads these scalars, and for one on a GPU that would be a host-device sync.
@@ -263,11 +264,13 @@ class FusedOptimizer(EagerOptimizer, ABC):
             live = (found_inf.to(device, non_blocking=True).reshape(()) == 0).to(dtype)
             # Infinity times 0 is NaN, so the gradients of a skipped step are replaced, not multiplied.
             grads = [grad.masked_fill(live == 0, 0) for grad in grads]
-        # A state in bfloat16 is copied to float32; all others are changed in place.
-        states = [
-            {name: value.to(torch.promote_types(value.dtype, torch.float32)) for name, value in state.items()}
-            for state in (self.state[parameter] for parameter in parameters)
-        ]
+        states: list[dict[str, Tensor]] = [self.state[parameter] for parameter in parameters]
+        if self.rounding is not None:
+            # A state in bfloat16 is copied to float32; all others are changed in place.
+            states = [
+                {name: value.to(torch.promote_types(value.dtype, torch.float32)) for name, value in state.items()}
+                for state in states
+            ]
         sum_over_ranks = self.split.sum_over_ranks if is_part and self.split is not None else None
         inputs = StepInputs(
             weights=weights, grads=grads, states=states, group=group, live=live, sum_over_ranks=sum_over_ranks
