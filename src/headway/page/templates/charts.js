@@ -102,7 +102,40 @@
     ]);
   };
 
-  const drawLines = (data, look, hidden) => {
+  const LABEL_PX = 14; // what a name takes beside a chart
+  const AROUND_PX = 72; // what labels take above and below the axes
+
+  // Names of horizontal lines, right of the chart: as near to their lines as none covers another.
+  const drawLevels = (rules, look, log, bounds, height) => {
+    const place = (at) => (log ? Math.log10(at) : at);
+    const scale = (height - AROUND_PX) / (place(bounds[1]) - place(bounds[0]));
+    const upwards = [...rules].sort((one, other) => one.at - other.at);
+    const stands = upwards.map((rule) => place(rule.at) * scale);
+    // Those that would meet share the mean of their distances.
+    const pools = [];
+    stands.forEach((stand, index) => {
+      pools.push([stand - index * LABEL_PX, 1]);
+      while (pools.length > 1 && pools.at(-2)[0] > pools.at(-1)[0]) {
+        const [[one, count], [other, more]] = pools.splice(-2);
+        pools.push([(one * count + other * more) / (count + more), count + more]);
+      }
+    });
+    const starts = pools.flatMap(([start, count]) => new Array(count).fill(start));
+    return upwards.map((rule, index) => ({
+      text: short(rule.name, 40),
+      xref: "paper",
+      x: 1,
+      xanchor: "left",
+      y: place(rule.at),
+      yanchor: "middle",
+      yshift: starts[index] + index * LABEL_PX - stands[index],
+      showarrow: false,
+      font: { color: look.ink, size: 11 },
+    }));
+  };
+
+  const drawLines = (data, look, hidden, width, paper, height) => {
+    const rules = data.rules ?? [];
     const bands = (data.bands ?? []).flatMap((band) => drawBand(band, data, look, hidden));
     const bounds = (data.bands ?? []).flatMap((band) => [...band.low, ...band.high]);
     const traces = data.series.map((series, index) => {
@@ -121,12 +154,32 @@
         visible: !hidden.has(index),
       };
     });
-    const one = traces.length === 1;
+    // Without ink: the mouse reads them. The drawn lines reach the names beside the chart.
+    const across = [...new Set(data.series.flatMap((series) => series.x))].sort((low, high) => low - high);
+    const levels = rules.map((rule) => ({
+      type: "scatter",
+      name: short(rule.name, 40),
+      x: across,
+      y: across.map(() => rule.at),
+      mode: "lines",
+      line: { color: look.ink, width: 0 },
+    }));
+    const shapes = rules.map((rule) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: rule.at, y1: rule.at, line: { color: look.ink, width: 1.5, dash: "dash" } }));
+    const values = [...data.series.flatMap((series) => series.y), ...bounds, ...rules.map((rule) => rule.at)];
+    const known = values.filter((value) => value !== null && (!data.log_y || value > 0));
+    const [least, most] = [Math.min(...known), Math.max(...known)];
+    const room = data.log_y ? [least / 1.15, most * 1.15] : [Math.min(0, least), most + 0.1 * Math.abs(most)];
+    const shown = data.y_range ?? (rules.length ? room : null);
+    const longest = Math.max(...rules.map((rule) => Math.min(40, rule.name.length)));
+    const beside = rules.length ? { margin: { l: 8, r: 12 + 6 * longest, t: 26, b: 8 } } : {};
+    const one = traces.length === 1 && !rules.length;
     return [
-      [...bands, ...traces.map((trace) => (one ? { ...trace, hovertemplate: "%{y}<extra></extra>" } : trace))],
+      [...bands, ...levels, ...traces.map((trace) => (one ? { ...trace, hovertemplate: "%{y}<extra></extra>" } : trace))],
       layout(look, {
         hovermode: "x unified",
-        annotations: [topLabel(data.y_label, look)],
+        ...beside,
+        shapes,
+        annotations: [topLabel(data.y_label, look), ...(rules.length ? drawLevels(rules, look, data.log_y, shown, height) : [])],
         xaxis: scaled(look, data.series.flatMap((series) => series.x), data.log_x, null, {
           title: heading(data.x_label, look),
           showgrid: false,
@@ -134,7 +187,7 @@
           hoverformat: ",.6~g",
           unifiedhovertitle: { text: plain(data.x_label) + " %{x}" },
         }),
-        yaxis: scaled(look, [...data.series.flatMap((series) => series.y), ...bounds], data.log_y, data.y_range, { hoverformat: ",.5~g" }),
+        yaxis: scaled(look, values, data.log_y, shown, { hoverformat: ",.5~g" }),
       }),
     ];
   };
@@ -449,7 +502,7 @@
     if (onCanvas) return onCanvas(article, target, panel, { brief, PAPER_PX });
     const hidden = new Set();
     const show = (look, paper) => {
-      const [data, arrangement] = draw[panel.kind](panel.data, look, hidden, target.clientWidth, paper);
+      const [data, arrangement] = draw[panel.kind](panel.data, look, hidden, target.clientWidth, paper, target.clientHeight);
       const height = target.clientHeight;
       Object.assign(arrangement, paper ? { autosize: false, width: PAPER_PX, height: Math.min(height, PAPER_PX) } : {});
       return Plotly.react(target, data, arrangement, {
