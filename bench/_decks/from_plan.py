@@ -89,6 +89,13 @@ def _plan_rate(name: str) -> Ours:
     return Ours("planned", plan.batch / plan.step.seconds, more)
 
 
+def _plan_loading() -> Ours:
+    roofline = plan_network("resnet50", "dgx-1").compute_input_roofline()
+    assert roofline is not None
+    rate = next(one.images_s for one in roofline.limits if one.name == "loading 352 px")
+    return Ours("planned", rate, "a DGX-1, from 12,500 images/s of 290 x 550 pixels")
+
+
 def _plan_roof() -> Ours:
     (low, high), fast = PIPELINE, PIPELINE[352]
     return Ours("planned", fast * (low / high) ** 2, f"{fast:,} at {low} pixels, as 1 / pixels")
@@ -262,6 +269,7 @@ _PLANS: Mapping[str, Callable[..., Ours]] = {
     "io-images": _read_storage_images,
     "io-bytes": _read_storage_bytes,
     "rate": _plan_rate,
+    "roof-352": _plan_loading,
     "roof-480": _plan_roof,
     "run": _plan_run,
     "p40": _plan_p40,

@@ -119,9 +119,18 @@ def count_verdicts(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = [("deck", *names, "figures")]
     for key, title in [*DECKS.items(), ("", "all")]:
         count = Counter(row.verdict.name for row in rows if key in ("", row.figure.deck))
-        name = f"[{title}](#{_anchor(title)})" if key else title
-        found.append((name, *(str(count[one]) for one in names), str(count.total())))
+        found.append((title, *(str(count[one]) for one in names), str(count.total())))
     return found
+
+
+def format_summary(rows: Sequence[Row]) -> list[str]:
+    """Formats the verdicts of each deck in words: a column for each of them would not fit a narrow window."""
+    (_, *names, _), *decks = count_verdicts(rows)
+    lines = []
+    for title, *counts, total in decks:
+        words = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True) if count != "0")
+        lines.append((f"[{title}](#{_anchor(title)})" if title in DECKS.values() else title, total, words))
+    return _format_table(("deck", "figures", "of them"), *lines)
 
 
 def _anchor(title: str) -> str:
@@ -130,7 +139,7 @@ def _anchor(title: str) -> str:
 
 def format_page(rows: Sequence[Row]) -> str:
     """Formats the page as Markdown."""
-    counts = "\n".join(_format_table(*count_verdicts(rows)))
+    counts = "\n".join(format_summary(rows))
     refuted = [f"- {_format_short(row)}" for row in rows if row.verdict.name == "refuted here"]
     template = Path(__file__).with_name("head.md").read_text(encoding="utf-8")
     waiting = any(row.verdict.name == "not measured yet" for row in rows)

@@ -41,8 +41,9 @@ def test_a_network_is_counted_at_another_size_as_it_runs_there(
 def test_what_a_network_cannot_tell_is_not_guessed() -> None:
     # Its maps of 28 rows come from nowhere.
     assert resize_workload(workload(), 128) is None
-    # Nothing is left of 16 pixels before the third pooling.
+    # Nothing is left of 16 pixels before the third pooling; and sequences have no pixels.
     assert resize_workload(find_workload("alexnet"), 16) is None
+    assert resize_workload(find_workload("bert-large"), 128) is None
 
 
 def plan(network: str, *overrides: str, cluster: str = "dgx-1", **options: float) -> JobPlan:

@@ -16,8 +16,8 @@ def resize_workload(workload: Workload, side: int) -> Workload | None:
     Convolutions and poolings tell the size of each map. Fully connected layers keep their inputs, as in networks that
     average their maps to one size before these layers. The memory that is kept for the backward pass stays as it was.
 
-    Returns None if the images are too small, maps of one size in the workload have several here, or something else than
-    convolutions and poolings makes maps of another size.
+    Returns None if the images are too small, if maps of one size in the workload have several here, or if something
+    else than convolutions and poolings makes maps of another size, or sequences.
     """
     sizes = find_map_sizes(workload, side)
     if sizes is None:
@@ -62,6 +62,10 @@ def resize_workload(workload: Workload, side: int) -> Workload | None:
 
 def find_map_sizes(workload: Workload, side: int) -> dict[int, int] | None:
     """Finds the side of each map for images of `side` pixels, by its side in the workload. None: as above."""
+    shapes = [shape for layer in workload.layers for shape in (layer.input_shape, layer.output_shape) if shape]
+    # Sequences of patches are no maps, and networks without windows are made for one size.
+    if not all(len(shape) in (1, 3) for shape in shapes) or not any(layer.windows for layer in workload.layers):
+        return None
     sizes = {workload.input.height: side, workload.input.width: side}
     for layer in workload.layers:
         for window in (line for one in layer.windows for line in (one, one.columns) if line is not None):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from headway.core.workload import Workload
-from headway.plan.cluster import Cluster, Device
+from headway.plan.cluster import Cluster
 from headway.plan.compute import estimate_from_data_sheet
 from headway.plan.image_sizes import resize_workload
 from headway.plan.job import TrainingJob, build_job
@@ -86,22 +86,22 @@ def compute_input_roofline(workload: Workload, job: TrainingJob, cluster: Cluste
     limits = tuple(_list_limits(workload, job, cluster))
     if workload.sample_name != "images" or not limits:
         return None
-    device = cluster.device_spec
     known = [(f"{workload.name}, planned", workload, job)]
     for name in list_workloads():
         network = convert_precision(find_workload(name), workload.step.precision)
         if name != workload.name and network.sample_name == "images":
-            estimate = estimate_from_data_sheet(network, device)
+            estimate = estimate_from_data_sheet(network, cluster.device_spec)
             known.append((name, network, build_job(network, estimate, network.run.epochs)))
-    networks = [NetworkRates(name, _predict_rates(*one, cluster, device)) for name, *one in known]
+    networks = [NetworkRates(name, _predict_rates(network, its_job, cluster)) for name, network, its_job in known]
     # A network that was made for one size alone tells nothing.
     counted = [one for one in networks if any(one.images_s)]
     return InputRoofline(SIDES, tuple(counted), limits)
 
 
-def _predict_rates(workload: Workload, job: TrainingJob, cluster: Cluster, device: Device) -> tuple[float | None, ...]:
+def _predict_rates(workload: Workload, job: TrainingJob, cluster: Cluster) -> tuple[float | None, ...]:
     """Predicts the images/s of a node's devices for each image size."""
-    native_s, rates = estimate_sample_time(workload, device).seconds, list[float | None]()
+    device, rates = cluster.device_spec, list[float | None]()
+    native_s = estimate_sample_time(workload, device).seconds
     for side in SIDES:
         resized = resize_workload(workload, side)
         if resized is None:
