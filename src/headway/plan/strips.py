@@ -109,8 +109,10 @@ def _find_end(workload: Workload) -> WholeMap:
 
 
 def choose_grid(split: SplitNetwork, ranks: int) -> Grid | None:
-    """Chooses the grid of the ranks that share an image: strips of rows, which exchange least, as long as the smallest
-    map has a row for each of them; else the fewest columns with which each rank has something of every map.
+    """Chooses the grid of the ranks that share an image.
+
+    Strips of rows, as training has by default, if the smallest map has a row for each of them; else the fewest columns
+    with which each rank has something of every map.
 
     Returns None if there is no such grid, or nothing to split.
     """

@@ -41,6 +41,8 @@
     return look;
   };
 
+  const { RULE_PX, drawRules, drawLevels, chooseRange } = globalThis.chartRules(short);
+
   const axis = (look, more) => ({
     gridcolor: look.grid,
     linecolor: look.line,
@@ -102,38 +104,6 @@
     ]);
   };
 
-  const LABEL_PX = 14; // what a name takes beside a chart
-  const AROUND_PX = 72; // what labels take above and below the axes
-
-  // Names of horizontal lines, right of the chart: as near to their lines as none covers another.
-  const drawLevels = (rules, look, log, bounds, height) => {
-    const place = (at) => (log ? Math.log10(at) : at);
-    const scale = (height - AROUND_PX) / (place(bounds[1]) - place(bounds[0]));
-    const upwards = [...rules].sort((one, other) => one.at - other.at);
-    const stands = upwards.map((rule) => place(rule.at) * scale);
-    // Those that would meet share the mean of their distances.
-    const pools = [];
-    stands.forEach((stand, index) => {
-      pools.push([stand - index * LABEL_PX, 1]);
-      while (pools.length > 1 && pools.at(-2)[0] > pools.at(-1)[0]) {
-        const [[one, count], [other, more]] = pools.splice(-2);
-        pools.push([(one * count + other * more) / (count + more), count + more]);
-      }
-    });
-    const starts = pools.flatMap(([start, count]) => new Array(count).fill(start));
-    return upwards.map((rule, index) => ({
-      text: short(rule.name, 40),
-      xref: "paper",
-      x: 1,
-      xanchor: "left",
-      y: place(rule.at),
-      yanchor: "middle",
-      yshift: starts[index] + index * LABEL_PX - stands[index],
-      showarrow: false,
-      font: { color: look.ink, size: 11 },
-    }));
-  };
-
   const drawLines = (data, look, hidden, width, paper, height) => {
     const rules = data.rules ?? [];
     const bands = (data.bands ?? []).flatMap((band) => drawBand(band, data, look, hidden));
@@ -154,32 +124,16 @@
         visible: !hidden.has(index),
       };
     });
-    // Without ink: the mouse reads them. The drawn lines reach the names beside the chart.
     const across = [...new Set(data.series.flatMap((series) => series.x))].sort((low, high) => low - high);
-    const levels = rules.map((rule) => ({
-      type: "scatter",
-      name: short(rule.name, 40),
-      x: across,
-      y: across.map(() => rule.at),
-      mode: "lines",
-      line: { color: look.ink, width: 0 },
-    }));
-    const shapes = rules.map((rule) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: rule.at, y1: rule.at, line: { color: look.ink, width: 1.5, dash: "dash" } }));
+    const read = rules.map((rule) => ({ type: "scatter", name: short(rule.name, 40), x: across, y: across.map(() => rule.at), mode: "lines", line: { color: look.ink, width: 0 } })); // by the mouse
     const values = [...data.series.flatMap((series) => series.y), ...bounds, ...rules.map((rule) => rule.at)];
-    const known = values.filter((value) => value !== null && (!data.log_y || value > 0));
-    const [least, most] = [Math.min(...known), Math.max(...known)];
-    const room = data.log_y ? [least / 1.15, most * 1.15] : [Math.min(0, least), most + 0.1 * Math.abs(most)];
-    const shown = data.y_range ?? (rules.length ? room : null);
-    const longest = Math.max(...rules.map((rule) => Math.min(40, rule.name.length)));
-    const beside = rules.length ? { margin: { l: 8, r: 12 + 6 * longest, t: 26, b: 8 } } : {};
+    const shown = data.y_range ?? (rules.length ? chooseRange(values, data.log_y) : null);
     const one = traces.length === 1 && !rules.length;
     return [
-      [...bands, ...levels, ...traces.map((trace) => (one ? { ...trace, hovertemplate: "%{y}<extra></extra>" } : trace))],
+      [...bands, ...read, ...traces.map((trace) => (one ? { ...trace, hovertemplate: "%{y}<extra></extra>" } : trace))],
       layout(look, {
         hovermode: "x unified",
-        ...beside,
-        shapes,
-        annotations: [topLabel(data.y_label, look), ...(rules.length ? drawLevels(rules, look, data.log_y, shown, height) : [])],
+        ...(rules.length ? drawLevels(rules, look, data.log_y, shown, height, topLabel(data.y_label, look)) : { annotations: [topLabel(data.y_label, look)] }),
         xaxis: scaled(look, data.series.flatMap((series) => series.x), data.log_x, null, {
           title: heading(data.x_label, look),
           showgrid: false,
@@ -220,32 +174,6 @@
       }),
     ];
   };
-
-  const RULE_PX = 16; // what a rule's name takes above the bars: each has a row of its own, so that none hides another
-
-  // Lines across the bars; each name stands on that side of its line where there is more room.
-  const drawRules = (rules, look, log, middle) => ({
-    shapes: rules.map((rule, index) => ({
-      type: "line",
-      yref: "paper",
-      x0: rule.at,
-      x1: rule.at,
-      y0: 0,
-      y1: 1,
-      line: { color: look.ink, width: 1.5, dash: ["solid", "dash", "dot"][index % 3] },
-    })),
-    annotations: rules.map((rule, index) => ({
-      text: short(rule.name, 60),
-      x: log ? Math.log10(rule.at) : rule.at,
-      xanchor: rule.at > middle ? "right" : "left",
-      yref: "paper",
-      y: 1,
-      yanchor: "bottom",
-      yshift: RULE_PX * (rules.length - 1 - index),
-      showarrow: false,
-      font: { color: look.ink, size: 12 },
-    })),
-  });
 
   // A logarithmic axis begins at a power of ten, far enough to the left that the shortest bar is seen.
   const drawBars = (data, look, hidden, width) => {
