@@ -140,10 +140,10 @@ def test_a_verification_that_was_killed_runs_again(tmp_path: Path, end: signal.S
     assert psutil.pid_exists(first) == (end == signal.SIGKILL)
     assert read_journal(out)[-1]["name"] == "verify"
     assert read_journal(out)[-1]["round"] == 0
-    (tmp_path / "go1").touch()
     # Frozen, so that it does not end by itself.
     if end == signal.SIGKILL:
         os.kill(first, signal.SIGSTOP)
+    (tmp_path / "go1").touch()
     assert headway("loop", settings, "--out", out, "--json").json()["accepted"] == 1
     assert not psutil.pid_exists(first) or psutil.Process(first).status() == psutil.STATUS_ZOMBIE
     assert [line.split()[1] for line in calls.read_text().splitlines()] == ["0", "1", "1"]
@@ -153,7 +153,7 @@ def test_a_verification_that_was_killed_runs_again(tmp_path: Path, end: signal.S
 @pytest.mark.timeout(900)
 def test_labels_by_post_and_an_export(tmp_path: Path) -> None:
     """The loop waits, a client labels over HTTP, and the loop goes on by itself to a network that passed all gates."""
-    count = 'echo "{\\"files\\": $(find "$0" -name "*.onnx" | wc -l)}"'
+    count = 'echo "{\\"files\\": $(find "$0" -name pipeline.json | wc -l)}"'
     verify = {"command": ["sh", "-c", count], "metric": "files"}
     settings = make_loop(tmp_path, members=1, rounds=1, export={"to": ["onnx"]}, verify=verify)
     out = tmp_path / "loop"

@@ -247,15 +247,6 @@ def test_a_new_data_set(served: Served) -> None:
     assert served.ask("GET", "/datasets/fresh").json()["version"] == tree["version"]
     again = served.ask("PUT", "/datasets/fresh", b"{}", {"Content-Type": "application/json"})
     check_problem(again, 409, "/problems/exists")
-    # A client whose answer was lost sends its key again, also after the data set has changed.
-    sent = {"Content-Type": "application/json"} | key()
-    first = served.ask("PUT", "/datasets/repeated", b'{"classes": ["cat"]}', sent)
-    assert first.status == 201
-    assert served.ask("POST", "/datasets/repeated", draw_tar(0, 2), TAR | key()).status == 201
-    repeated = served.ask("PUT", "/datasets/repeated", b'{"classes": ["cat"]}', sent)
-    assert (repeated.status, repeated.body) == (201, first.body)
-    for body, headers in ((b"{}", sent), (b'{"classes": ["cat"]}', sent | key())):
-        check_problem(served.ask("PUT", "/datasets/repeated", body, headers), 409, "/problems/exists")
     for body, status in (
         (b"[]", 400),
         (b'{"colour": 1}', 400),
