@@ -24,6 +24,8 @@ from pathlib import Path
 TOOLS = ("cmake", "ninja", "pip", "setuptools")
 # Extras that the Makefile installs. Those that are not here are pinned without what they ask for.
 INSTALLED_EXTRAS = ("demo", "tensorboard")
+# That of Debian 12, in the container recipes: the versions have to fit it, whichever Python runs this.
+PYTHON = "3.11.2"
 # The default build of torch for Linux names the versions of its own CUDA packages.
 OF_TORCH = re.compile(r"(cuda-|nvidia-|triton$)")
 BASE = re.compile(r"BASE=(?P<name>\S+):(?P<suite>[a-z]+)-(?P<date>\d{8})-slim@(?P<digest>sha256:[0-9a-f]{64})")
@@ -87,7 +89,9 @@ def resolve(requirements: Sequence[str], torch: str, *options: str) -> dict[str,
         pin, report = Path(folder, "torch.txt"), Path(folder, "report.json")
         pin.write_text(f"torch=={torch}\n")
         command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--dry-run"]
-        command += ["--ignore-installed", "--report", str(report), "--constraint", str(pin), *options, *requirements]
+        command += ["--ignore-installed", "--report", str(report), "--constraint", str(pin)]
+        # pip resolves for another Python only if nothing has to be built.
+        command += ["--python-version", PYTHON, "--only-binary", ":all:", *options, *requirements]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             # The end of pip's output names the requirements that do not fit.
