@@ -166,7 +166,9 @@ def dry_run(
         # `data.train (FILE:LINE): PATH` names the key too.
         where = error.where.rpartition(": ")[2]
         if stated is None and (where in named or Path(where).resolve() in paths):
-            raise UsageError(error.what, where=error.where, fix=f"{error.fix} {WITHOUT_DATA}".strip()) from None
+            raise UsageError(
+                error.what, where=error.where, fix=f"{error.fix.rstrip('.')}. {WITHOUT_DATA}".lstrip(". ")
+            ) from None
         raise
     with closing(setup.inputs):
         # Real images where there are any: a network may branch on their size.
