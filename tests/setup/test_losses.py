@@ -208,5 +208,5 @@ def test_the_loss_of_a_task_and_those_of_torch_are_the_named_ones() -> None:
 
 
 def test_a_kind_of_labels_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(UsageError, match="there is no kind of labels 'vaule'. Did you mean 'value'?"):
+    with pytest.raises(UsageError, match=r"there is no kind of labels 'vaule'\. Did you mean 'value'\?"):
         build_named_loss("huber", "vaule")  # type: ignore[arg-type]
