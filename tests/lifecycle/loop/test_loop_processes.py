@@ -26,6 +26,7 @@ from tests.lifecycle.loop._loops import (
 from tests.lifecycle.service._service import serving_data
 
 from headway.export.manifest import open_manifest
+from headway.lifecycle.loop.verification import PROCESS
 from headway.lifecycle.service.client import Client
 from headway.lifecycle.store.store import Store
 
@@ -130,7 +131,9 @@ def test_a_verification_that_was_killed_runs_again(tmp_path: Path, end: signal.S
     settings.write_text(yaml.safe_dump(yaml.safe_load(settings.read_text()) | {"export": {}, "verify": verify}))
     (tmp_path / "go0").touch()
     with running("loop", settings, "--out", out) as process:
-        while not calls.exists() or calls.read_text().count("\n") < 2:
+        # The program may begin before the loop has noted which process it is.
+        noted = out / "rounds/1/verify" / PROCESS
+        while not noted.exists() or calls.read_text().count("\n") < 2:
             assert process.poll() is None, process.communicate()
             time.sleep(0.02)
         process.send_signal(end)
