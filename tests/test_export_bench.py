@@ -13,10 +13,11 @@ import pytest
 import torch
 from bench._accuracy.results import Results
 from bench._export import deck_table, exactness, speed
-from bench._export.deck_results import DeckResults, format_accuracy, format_markdown, format_speed
+from bench._export.deck_results import RESULTS, DeckResults, format_accuracy, format_markdown, format_speed
 from bench._export.engines import EAGER, INT8, LAST, RUNTIME, VINO, Arms, open_torch, run_all
 from bench._export.networks import NETWORKS, build_known, find_network, split_digits
 from bench._export.speed import CIFAR, LARGE, SMALL, build_claims
+from tests.conftest import ROOT
 
 from headway import model
 from headway.export.deck import TENSORRT, read_deck
@@ -106,6 +107,13 @@ def test_a_changed_accuracy_is_a_refutation(tmp_path: Path) -> None:
         in table
     )
     assert "| AlexNet | - | - | - | - | - | not measured yet |" in table
+
+
+def test_the_page_has_the_kept_tables() -> None:
+    """If it fails: `python -m bench.export --only deck` measures what is missing, and prints the tables of the page."""
+    page, results = (ROOT / "docs/inference-table.md").read_text(encoding="utf-8"), DeckResults(Results(RESULTS))
+    assert format_speed(results) in page
+    assert format_accuracy(results) in page
 
 
 def test_markdown_has_a_heading() -> None:
