@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import final
 
 from bench._arms import ROOT
-from bench._decks import from_catalog, from_code, from_plan, from_results
+from bench._decks import from_catalog, from_code, from_inference, from_plan, from_results
 from bench._decks.figure import DECKS, SOURCES, Figure, Ours, read_figures
 from bench._decks.numbers import read_lines
 from bench._decks.verdict import NAMES, Verdict, judge
 
 PAGE = ROOT / "docs/decks.md"
-NOT_YET = "- **not measured yet**: `python -m bench.decks --train` does it.\n"
+NOT_YET = "- **not measured yet**: the command in the row measures it.\n"
 FINDERS: Mapping[str, Callable[[str], Ours | None]] = {
     "claim": from_results.find_claim,
     "proof": from_results.find_statement,
@@ -29,6 +29,8 @@ FINDERS: Mapping[str, Callable[[str], Ours | None]] = {
     "lamb": from_results.compare_lamb,
     "recipe": from_results.read_recipe_value,
     "study": from_results.read_study,
+    "inference": from_inference.find_speed,
+    "delta": from_inference.find_delta,
     "plan": from_plan.find_plan,
     "facility": from_catalog.find_facility,
     "trend": from_catalog.find_trend,
