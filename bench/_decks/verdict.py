@@ -5,7 +5,7 @@ Rules of figures.csv, for what was measured or counted (`ours`) beside the deck'
 =            equal
 ~P           within P % of the deck's
 at least P % ours is at least P % of the deck's, as a gain is
->=X, <=X     ours is at least, or at most X. If ours has an interval, all of it
+>=X, <=X     ours is at least, or at most X. If ours has an interval, all of it; undecided if X lies within
 gain         the interval of ours lies above 0. Refuted: it lies below 0, or below the deck's value. Else undecided
 onednn       a gain by oneDNN: the rule of inference tables, `headway.export.deck.judge_gain`
 order        of the same order of magnitude
@@ -57,16 +57,21 @@ def judge(figure: Figure, ours: Ours | None) -> Verdict:
         return _judge_gain(figure, ours)
     if figure.rule == "onednn":
         return _judge_onednn(figure, ours)
-    return Verdict("reproduced", "reproduced") if is_held(figure, ours) else _refute(figure.note)
+    held = is_held(figure, ours)
+    if held is None:
+        return Verdict("undecided here", f"undecided here: the interval holds {figure.rule[2:]}")
+    return Verdict("reproduced", "reproduced") if held else _refute(figure.note)
 
 
-def is_held(figure: Figure, ours: Ours) -> bool:
-    """Tells whether what was measured or counted is as the figure's rule asks."""
+def is_held(figure: Figure, ours: Ours) -> bool | None:
+    """Tells whether what was measured or counted is as the figure's rule asks. None: its interval does not decide."""
     rule, value = figure.rule, ours.value
     assert value is not None, f"{figure.id}: nothing to compare"
     low, high = (value if end is None else end for end in (ours.low, ours.high))
     if found := re.fullmatch(r"(>=|<=)(-?[\d.]+)", rule):
         bar = float(found[2])
+        if low < bar < high:
+            return None
         return low >= bar if found[1] == ">=" else high <= bar
     deck = figure.number
     assert deck is not None, f"{figure.id} has no number"
