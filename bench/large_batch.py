@@ -25,6 +25,10 @@ epochs_to_60_2048        epochs to 60 % at batch 2,048 by the fastest optimizer;
 critical_batch_noise  the noise scale when 60 % are right
 critical_batch_curve  the same batch by SGD's curve of --curve
 
+--error: evaluation error against the batch, 64 to 16,384, by linear scaling with a warm-up from the best rate of SGD at
+256, and no sweep at any other batch (Goyal et al. 2017, arXiv 1706.02677, figure 1). It draws
+docs/images/error-by-batch.svg.
+
 --wide: Muon and SGD with a network of fifteen times the parameters, with fewer rates and one seed.
 
 gap_2048_wide         points lost from batch 256 with SGD to batch 2,048 with Muon
@@ -50,12 +54,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench._accuracy import batch_arms, batch_curve, batch_noise, batch_wide, cifar
+from bench._accuracy import batch_arms, batch_curve, batch_error, batch_noise, batch_wide, cifar
 from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell, Job
 from bench._accuracy.batch_table import Tables
 from bench._accuracy.results import FOLDER, Results, commit
 from bench._accuracy.workers import WorkerEndedError, work
 from bench._common import Claim, parser, report, table
+from bench._decks.drawing import write_errors
 from bench._family import run_bench
 
 
@@ -75,6 +80,7 @@ def main() -> None:
     )
     asked.add_argument("--page", type=Path, default=Path("large-batch.html"), metavar="FILE", help="of --curve")
     asked.add_argument("--noise", action="store_true", help="the gradient noise scale beside the curve")
+    asked.add_argument("--error", action="store_true", help="error against the batch by linear scaling alone")
     asked.add_argument("--wide", action="store_true", help="a network of fifteen times the parameters")
     asked.add_argument("--measure-workers", action="store_true", help="two runs at once against one with two threads")
     options = asked.parse_args()
@@ -99,6 +105,10 @@ def run(options: argparse.Namespace, folder: Path) -> None:
         return
     if options.noise:
         batch_noise.run(results, packed, options)
+        return
+    if options.error:
+        batch_error.run(results, packed, options)
+        write_errors(results)
         return
     if options.wide:
         batch_wide.run(results, packed, options)
