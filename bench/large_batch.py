@@ -51,11 +51,13 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench._accuracy import batch_arms, batch_curve, batch_error, batch_noise, batch_wide, cifar
+from bench._accuracy import batch_arms, batch_curve, batch_noise, batch_wide, cifar
 from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell, Job
+from bench._accuracy.batch_error import ErrorCurve
 from bench._accuracy.batch_table import Tables
 from bench._accuracy.results import FOLDER, Results, commit
 from bench._accuracy.workers import WorkerEndedError, work
@@ -107,28 +109,35 @@ def run(options: argparse.Namespace, folder: Path) -> None:
         batch_noise.run(results, packed, options)
         return
     if options.error:
-        batch_error.run(results, packed, options)
+        train_missing(lambda: ErrorCurve(results.all()).list_missing(), results, packed, options)
         write_errors(results)
+        report([], options, ErrorCurve(results.all()).list_rows())
         return
     if options.wide:
         batch_wide.run(results, packed, options)
         return
 
+    train_missing(lambda: Tables(results.all()).missing(), results, packed, options)
+    tell(Tables(results.all()), options)
+
+
+def train_missing(missing: Callable[[], list[Job]], results: Results, packed: str, options: argparse.Namespace) -> None:
+    """Makes the runs that are missing, and keeps them."""
+
     def done(job: Job, found: dict[str, Any]) -> None:
         results.add({**job.key(), "commit": commit(), **found})
-        left = len(Tables(results.all()).missing())
+        left = len(missing())
         say = f"{time.strftime('%H:%M')} {job.cell.batch} {job.cell.arm} lr {job.lr:g} seed {job.seed}"
         print(f"{say}: {found['accuracy']:.2%} in {found['seconds']:.0f} s; {left} runs to go", file=sys.stderr)
 
     if options.minutes != 0:
         work(
-            lambda: Tables(results.all()).missing(),
+            missing,
             lambda job: batch_arms.recipe(job.cell, job.lr, job.seed, packed),
             done,
             workers=options.workers,
             minutes=options.minutes,
         )
-    tell(Tables(results.all()), options)
 
 
 def tell(tables: Tables, options: argparse.Namespace) -> None:

@@ -7,18 +7,12 @@ table of `bench.large_batch` that are the same count here too.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
-import time
 from collections.abc import Iterable
 from typing import Any, final
 
 from bench._accuracy import batch_arms
 from bench._accuracy.batch_arms import BEST_SGD, LARGE, LARGEST, SEEDS, SMALL, Cell, Job
-from bench._accuracy.results import Results, commit
-from bench._accuracy.workers import work
-from bench._common import report
 
 BATCHES = tuple(64 * 2**power for power in range(9))
 """Up to 16,384, which is a third of the 50,000 images: a batch of 64 k would need more than all of them."""
@@ -82,23 +76,3 @@ def format_errors(errors: list[float]) -> str:
         return "missing"
     mean = f"{statistics.fmean(errors):.1f}"
     return mean if len(errors) == 1 else f"{mean} +- {statistics.stdev(errors):.1f}"
-
-
-def run(results: Results, packed: str, options: argparse.Namespace) -> None:
-    """Does what is missing, and tells what is there."""
-
-    def done(job: Job, found: dict[str, Any]) -> None:
-        results.add({**job.key(), "commit": commit(), **found})
-        left = len(ErrorCurve(results.all()).list_missing())
-        said = f"{time.strftime('%H:%M')} {job.cell.batch} seed {job.seed}: error {1 - found['accuracy']:.2%}"
-        print(f"{said} in {found['seconds']:.0f} s; {left} runs to go", file=sys.stderr)
-
-    if options.minutes != 0:
-        work(
-            lambda: ErrorCurve(results.all()).list_missing(),
-            lambda job: batch_arms.recipe(job.cell, job.lr, job.seed, packed),
-            done,
-            workers=options.workers,
-            minutes=options.minutes,
-        )
-    report([], options, ErrorCurve(results.all()).list_rows())
