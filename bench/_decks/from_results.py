@@ -280,7 +280,10 @@ def _compare_rules(factor: str) -> Ours | None:
     )
     if min(len(linear), len(root)) < len(studies.SEEDS):
         return None
-    return _compare(linear, root, f"CIFAR-10 at 16 pixels, {studies.RULE_BATCH} to {batch:,}")
+    lr = read_runs().find_rule_rate()
+    edge = ", the highest of its sweep" if lr == max(studies.RULE_RATES) else ""
+    more = f"CIFAR-10 at 16 pixels, {studies.RULE_BATCH} to {batch:,}; at {studies.RULE_BATCH} the rate is {lr:g}{edge}"
+    return _compare(linear, root, more)
 
 
 def _count_diverged(arm: str) -> Ours | None:
