@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,11 +116,12 @@ class Comparison:
 
     Args:
         folder: where their temporary files go; they are killed, and so leave some.
+        only: names of arms; no other is started. None: all are.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, only: Collection[str] | None = None) -> None:
         self.arms: dict[str, Arm] = {}
-        self._folder = folder
+        self._folder, self._only = folder, only
         self._stack = ExitStack()
 
     def __enter__(self) -> Comparison:
@@ -130,7 +131,9 @@ class Comparison:
         self._stack.close()
 
     def add(self, name: str, command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> None:
-        """Starts an arm."""
+        """Starts an arm, if it is wanted."""
+        if self._only is not None and name not in self._only:
+            return
         try:
             arm = Arm(name, command, {"TMPDIR": str(self._folder), **(env or {})})
         except ArmError as reason:

@@ -6,11 +6,15 @@ originals_vs_best_peer, _vs_ffcv, _vs_dali   images/s of Headway over theirs. Al
 originals_vs_dali_gpu   over DALI that decodes and resizes on the GPU, if there is one, and leaves its batches there
 originals_vs_limit   over plain libjpeg-turbo (bench/limit.cpp): the same spliced bytes and boxes, decoded by as many
                      threads, without resizing and batching
+pin_gain             images/s of Headway whose decoding threads are bound to a core each (`pin`), over those without:
+                     what OMP_PROC_BIND=true does for threads of OpenMP
 pack256_vs_ffcv      images/s over FFCV's, for files whose shorter side was reduced to 256 at JPEG quality 90
 train_vs_loader      images/s of `headway train` with a network that does nothing, over those of the Loader. The network
                      gets bytes (augment.normalise: false); another row has the run that normalises them on the CPU,
                      whose cores the decoder needs too. Torch has one thread (OMP_NUM_THREADS=1): an OpenMP barrier on
                      cores that decode takes milliseconds.
+
+--arms NAME... starts these alone, by their names in the table.
 
 Each arm is a process of its own. They take turns, and the others are stopped meanwhile. Ratios are computed within a
 round; a claim is the median over rounds. A core second is a second of processor time of all threads of an arm.
@@ -27,7 +31,7 @@ import torch
 import headway
 from bench import _limit, _reading, _stages
 from bench._arms import ArmError, Comparison, ours, peer
-from bench._common import Claim, arguments, report, table
+from bench._common import Claim, parser, report, table
 from bench._data import images
 from bench._family import run_bench
 
@@ -64,6 +68,8 @@ def start(arms: Comparison, source: Path, folder: Path, batch: int, quick: bool)
         arms.add("Pillow in DataLoader", peer("torch_loader", {**common, "decoder": "pillow"}))
         slow = {**common, "pack": str(originals), "how": {**HOW, "backend": "pillow"}, "kernel": "Pillow itself"}
         arms.add("Headway, Pillow decodes", ours("headway", slow))
+        pinned = {**common, "pack": str(originals), "how": {**HOW, "pin": True}}
+        arms.add("Headway, pinned", ours("headway", pinned))
         for isa in ("portable", "avx2", "avx512"):
             command = ours("headway", {**common, "pack": str(originals), "how": HOW})
             arms.add(f"Headway, {isa}", command, {"HEADWAY_ISA": isa})
@@ -89,6 +95,7 @@ def claims(arms: Comparison, how: str) -> list[Claim]:
         ("originals_vs_dali", "Headway", "DALI"),
         ("originals_vs_dali_gpu", "Headway", "DALI, GPU decodes"),
         ("originals_vs_limit", "Headway", "limit"),
+        ("pin_gain", "Headway, pinned", "Headway"),
         ("pack256_vs_ffcv", "Headway, 256", "FFCV, 256"),
         ("train_vs_loader", "Headway train", "Headway"),
     ]
@@ -101,7 +108,9 @@ def claims(arms: Comparison, how: str) -> list[Claim]:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    asked = parser(__doc__ or "")
+    asked.add_argument("--arms", nargs="+", metavar="NAME", help="these arms alone, by their names in the table")
+    options = asked.parse_args()
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as name:
         measure(Path(name), options)
 
@@ -112,11 +121,14 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
         report([], options)
         return
     rounds, seconds, batch = (2, 0.2, QUICK_BATCH) if options.quick else (7, 4.0, BATCH)
-    with Comparison(folder) as arms:
+    with Comparison(folder, options.arms) as arms:
         start(arms, source, folder, batch, options.quick)
         arms.run(rounds, seconds)
         how = f"median of {rounds} rounds of {seconds:g} s"
         made, shown, facts = claims(arms, how), arms.rows(), arms.facts()
+    if options.arms:
+        report(made, options, shown)
+        return
     table(_reading.rows(source, folder / "reading", rounds, seconds / 4))
     table(_stages.rows(folder / "originals", batch, THREADS, HOW, 10 * rounds))
     table([("arm", "fact", "value"), *facts])

@@ -25,6 +25,10 @@ epochs_to_60_2048        epochs to 60 % at batch 2,048 by the fastest optimizer;
 critical_batch_noise  the noise scale when 60 % are right
 critical_batch_curve  the same batch by SGD's curve of --curve
 
+--error: evaluation error against the batch, 64 to 16,384, by linear scaling with a warm-up from the best rate of SGD at
+256, and no sweep at any other batch (Goyal et al. 2017, arXiv 1706.02677, figure 1). It draws
+docs/images/error-by-batch.svg.
+
 --wide: Muon and SGD with a network of fifteen times the parameters, with fewer rates and one seed.
 
 gap_2048_wide         points lost from batch 256 with SGD to batch 2,048 with Muon
@@ -47,15 +51,18 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bench._accuracy import batch_arms, batch_curve, batch_noise, batch_wide, cifar
 from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell, Job
+from bench._accuracy.batch_error import ErrorCurve
 from bench._accuracy.batch_table import Tables
 from bench._accuracy.results import FOLDER, Results, commit
 from bench._accuracy.workers import WorkerEndedError, work
 from bench._common import Claim, parser, report, table
+from bench._decks.drawing import write_errors
 from bench._family import run_bench
 
 
@@ -75,6 +82,7 @@ def main() -> None:
     )
     asked.add_argument("--page", type=Path, default=Path("large-batch.html"), metavar="FILE", help="of --curve")
     asked.add_argument("--noise", action="store_true", help="the gradient noise scale beside the curve")
+    asked.add_argument("--error", action="store_true", help="error against the batch by linear scaling alone")
     asked.add_argument("--wide", action="store_true", help="a network of fifteen times the parameters")
     asked.add_argument("--measure-workers", action="store_true", help="two runs at once against one with two threads")
     options = asked.parse_args()
@@ -100,25 +108,36 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     if options.noise:
         batch_noise.run(results, packed, options)
         return
+    if options.error:
+        train_missing(lambda: ErrorCurve(results.all()).list_missing(), results, packed, options)
+        write_errors(results)
+        report([], options, ErrorCurve(results.all()).list_rows())
+        return
     if options.wide:
         batch_wide.run(results, packed, options)
         return
 
+    train_missing(lambda: Tables(results.all()).missing(), results, packed, options)
+    tell(Tables(results.all()), options)
+
+
+def train_missing(missing: Callable[[], list[Job]], results: Results, packed: str, options: argparse.Namespace) -> None:
+    """Makes the runs that are missing, and keeps them."""
+
     def done(job: Job, found: dict[str, Any]) -> None:
         results.add({**job.key(), "commit": commit(), **found})
-        left = len(Tables(results.all()).missing())
+        left = len(missing())
         say = f"{time.strftime('%H:%M')} {job.cell.batch} {job.cell.arm} lr {job.lr:g} seed {job.seed}"
         print(f"{say}: {found['accuracy']:.2%} in {found['seconds']:.0f} s; {left} runs to go", file=sys.stderr)
 
     if options.minutes != 0:
         work(
-            lambda: Tables(results.all()).missing(),
+            missing,
             lambda job: batch_arms.recipe(job.cell, job.lr, job.seed, packed),
             done,
             workers=options.workers,
             minutes=options.minutes,
         )
-    tell(Tables(results.all()), options)
 
 
 def tell(tables: Tables, options: argparse.Namespace) -> None:

@@ -66,7 +66,8 @@ def test_who_is_not_asked_is_stopped(tmp_path: Path) -> None:
 
 
 def test_who_cannot_start_is_left_out_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Comparison(tmp_path) as arms:
+    with Comparison(tmp_path, only=["no program", "no module", "one"]) as arms:
+        arms.add("not wanted", counter(1))
         arms.add("no program", [tmp_path / "nothing"])
         arms.add("no module", [sys.executable, "-c", "import no_such_module"])
         arms.add("one", counter(1))
@@ -77,6 +78,7 @@ def test_who_cannot_start_is_left_out_with_the_reason(tmp_path: Path, capsys: py
     said = capsys.readouterr().out
     assert "no program: not here" in said
     assert "No module named 'no_such_module'" in said
+    assert "not wanted" not in said
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 12), st.lists(st.floats(0, 1), min_size=4, max_size=4))

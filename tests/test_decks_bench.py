@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from bench._accuracy.batch_arms import SEEDS as TABLE_SEEDS
 from bench._accuracy.batch_arms import Cell
 from bench._accuracy.batch_worker import run_recipe
 from bench._accuracy.results import Results
-from bench._decks import drawing, from_catalog, from_results, statements, studies
+from bench._decks import alexnet, drawing, from_catalog, from_results, statements, studies
 from bench._decks.figure import Figure, Ours, read_figures
 from bench._decks.numbers import REASONS, compare_texts, extract_numbers, find_faults, read_lines
 from bench._decks.page import PAGE, build_rows, format_page
@@ -220,6 +221,28 @@ def test_the_larger_batches_follow_from_the_sweep() -> None:
     assert tree["schedule"]["warmup_start"] == 1 / 16
     assert Runs([{**one, "settings": "other"} for one in kept]).find_rule_rate() is None
     assert {job.seed for job in Runs([]).list_missing() if job.study == "rules"} == {TUNING_SEED}
+
+
+def test_the_decay_of_biases_is_compared_at_the_best_rate_of_each_arm() -> None:
+    kept: list[dict[str, object]] = []
+    best = {"all": 2.0, "weights": 8.0}
+    while missing := [job for job in Runs(kept).list_missing() if job.study == "alexnet"]:
+        assert len(set(missing)) == len(missing)
+        kept += [{**job.build_key(), "accuracy": 0.5 - abs(job.lr - best[job.arm]) / 100} for job in missing]
+    runs = Runs(kept)
+    # The second sweep goes on from 4 to 8 and 16.
+    assert {arm: runs.find_decay_rate(arm) for arm in best} == best
+    assert not any(map(runs.is_decay_at_edge, best))
+    assert len(kept) == 2 * (4 + len(SEEDS)) + 2
+    assert [run["lr"] for run in runs.select("alexnet", arm="weights")] == [8.0] * len(SEEDS)
+
+
+def test_the_small_alexnet_is_counted_by_hand() -> None:
+    network = alexnet.small_alexnet(10, 3)
+    convolutions = 75 * 8 + 200 * 16 + 144 * 24 + 216 * 24 + 216 * 16
+    norms, linear = 2 * (8 + 16 + 24 + 24 + 16 + 16), 65 * 256 + 257 * 256 + 257 * 10
+    assert sum(value.numel() for value in network.parameters()) == convolutions + norms + linear == 101_106
+    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
 def test_the_kept_runs_have_these_settings() -> None:

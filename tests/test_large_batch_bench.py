@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench._accuracy import batch_arms, batch_curve, batch_noise, batch_table, batch_wide
+from bench._accuracy import batch_arms, batch_curve, batch_error, batch_noise, batch_table, batch_wide
 from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell
 from bench._accuracy.batch_worker import train
 from bench._accuracy.results import made_by
@@ -208,6 +208,24 @@ def test_the_fastest_optimizer_at_a_large_batch_is_claimed_once_all_are_known() 
     assert isinstance(ended, Claim)
     assert (ended.name, ended.value) == ("perfect_scaling_to_muon", 256)
     assert batch_curve.Curve(small).points() == [], "runs of another optimizer are no runs of SGD"
+
+
+def test_the_error_is_that_of_one_rate_scaled_with_the_batch() -> None:
+    trees = [
+        batch_arms.recipe(job.cell, job.lr, job.seed, "packed") for job in batch_error.ErrorCurve([]).list_missing()
+    ]
+    assert len(trees) == len(batch_error.BATCHES) * len(SEEDS)
+    assert {tree["optimizer"]["lr"] / tree["batch"] for tree in trees} == {batch_error.BASE_LR / 256}
+    assert {tree["schedule"].get("warmup_start") for tree in trees if tree["batch"] <= 256} == {None}
+    largest = trees[len(batch_error.BATCHES) - 1]
+    assert (largest["batch"], largest["seed"], largest["schedule"]["warmup_start"]) == (16_384, SEEDS[0], 1 / 64)
+    # Runs of the table count, those of another rate or a longer training do not.
+    kept = [{**batch_error.build_job(256, seed).key(), "accuracy": 0.7 + 0.01 * seed} for seed in SEEDS]
+    kept += [{**kept[0], "lr": 0.1, "accuracy": 0.1}, {**kept[0], "longer": 2.0, "accuracy": 0.1}]
+    curve = batch_error.ErrorCurve(kept)
+    assert curve.list_errors(256) == pytest.approx([29, 28, 27])
+    assert [row[2] for row in curve.list_rows()[1:4]] == ["missing", "missing", "28.0 +- 1.0"]
+    assert {job.cell.batch for job in curve.list_missing()} == set(batch_error.BATCHES) - {256}
 
 
 @pytest.mark.parametrize("optimizer", batch_curve.NAMES)

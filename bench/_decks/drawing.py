@@ -1,12 +1,14 @@
-"""Pictures of the statements, as SVG files of docs/images."""
+"""Pictures of the statements, and of the error by batch, as SVG files of docs/images."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from bench._accuracy.batch_error import BATCHES, ErrorCurve
 from bench._accuracy.results import Results
 from bench._arms import ROOT
 from bench._decks.statements import NOISE_SHARE, RESULTS
@@ -39,8 +41,15 @@ class Axis:
 Points = Sequence[tuple[float, float]]
 
 
-def draw(x_axis: Axis, y_axis: Axis, points: Points, law: Points, legend: tuple[str, str]) -> str:
-    """Draws measured points, and a law as a line. Args: legend: of the points, and of the line."""
+def draw(
+    x_axis: Axis, y_axis: Axis, points: Points, law: Points, legend: tuple[str, str], *, legend_x: int = 282
+) -> str:
+    """Draws measured points, and a law as a line.
+
+    Args:
+        legend: of the points, and of the line.
+        legend_x: its left end, where it covers no point.
+    """
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -67,8 +76,8 @@ def draw(x_axis: Axis, y_axis: Axis, points: Points, law: Points, legend: tuple[
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{DOTS}"/>')
     for row, (text, colour) in enumerate(zip(legend, (DOTS, LINE), strict=True)):
         at = TOP + 14 + 18 * row
-        parts.append(f'<circle cx="{right - 250}" cy="{at - 4}" r="4" fill="{colour}"/>')
-        parts.append(_write(right - 238, at, text, "start"))
+        parts.append(f'<circle cx="{legend_x}" cy="{at - 4}" r="4" fill="{colour}"/>')
+        parts.append(_write(legend_x + 12, at, text, "start"))
     return "\n".join([*parts, "</svg>\n"])
 
 
@@ -135,7 +144,21 @@ def _draw_noise(one: Mapping[str, Any]) -> str:
     return draw(*axes, _pair(one), law, ("measured", "1 / 16, whatever the batch"))
 
 
+def draw_errors(curve: ErrorCurve) -> str:
+    """Draws the errors of `bench.large_batch --error`: each seed, and the means as a line."""
+    found = {batch: errors for batch in BATCHES if (errors := curve.list_errors(batch))}
+    points = [(batch, error) for batch, errors in found.items() for error in errors]
+    means = [(batch, statistics.fmean(errors)) for batch, errors in found.items()]
+    axes = Axis("batch", BATCHES), Axis("evaluation error, %", range(20, 101, 20), linear=True)
+    return draw(*axes, points, means, ("one seed", "mean of the seeds"), legend_x=LEFT + 16)
+
+
+def write_errors(results: Results) -> None:
+    """Writes the picture of the error by batch into docs/images."""
+    (FOLDER / "error-by-batch.svg").write_text(draw_errors(ErrorCurve(results.all())), encoding="utf-8")
+
+
 def write_pictures() -> None:
-    """Writes the pictures into docs/images."""
+    """Writes the pictures of the statements into docs/images."""
     for name, text in draw_statements().items():
         (FOLDER / f"statement-{name}.svg").write_text(text, encoding="utf-8")

@@ -280,7 +280,10 @@ def _compare_rules(factor: str) -> Ours | None:
     )
     if min(len(linear), len(root)) < len(studies.SEEDS):
         return None
-    return _compare(linear, root, f"CIFAR-10 at 16 pixels, {studies.RULE_BATCH} to {batch:,}")
+    lr = read_runs().find_rule_rate()
+    edge = ", the highest of its sweep" if lr == max(studies.RULE_RATES) else ""
+    more = f"CIFAR-10 at 16 pixels, {studies.RULE_BATCH} to {batch:,}; at {studies.RULE_BATCH} the rate is {lr:g}{edge}"
+    return _compare(linear, root, more)
 
 
 def _count_diverged(arm: str) -> Ours | None:
@@ -325,6 +328,31 @@ def _compare_norm_rates() -> Ours | None:
     return Ours("measured", highest[0] / highest[1], f"{highest[0]:g} with, {highest[1]:g} without; digits")
 
 
+def _list_decay(arm: str) -> list[float] | None:
+    """Lists the accuracies of an arm of `alexnet`, in percent; None until all are there."""
+    lr = read_runs().find_decay_rate(arm)
+    found = [100 * run["accuracy"] for run in read_runs().select("alexnet", arm=arm, lr=lr)]
+    return found if len(found) == len(studies.SEEDS) else None
+
+
+def _describe_decay(*arms: str) -> str:
+    runs = read_runs()
+    rates = [f"{runs.find_decay_rate(arm):g}{', at the edge' * runs.is_decay_at_edge(arm)}" for arm in arms]
+    return f"a narrow AlexNet-BN, CIFAR-10, LARS, batch {studies.LARGE_BATCH:,}, rate {' and '.join(rates)}"
+
+
+def _read_decay(arm: str) -> Ours | None:
+    found = _list_decay(arm)
+    return None if found is None else Ours("measured", statistics.fmean(found), _describe_decay(arm))
+
+
+def _compare_decay() -> Ours | None:
+    every, weights = map(_list_decay, studies.DECAY)
+    if every is None or weights is None:
+        return None
+    return _compare(weights, every, _describe_decay(*studies.DECAY))
+
+
 _STUDIES: Mapping[str, Callable[..., Ours | None]] = {
     "batch": _read_batch,
     "batch-loss": _compare_batches,
@@ -335,4 +363,6 @@ _STUDIES: Mapping[str, Callable[..., Ours | None]] = {
     "norm-gain": lambda: _compare_norms(lambda run: float(run["accuracy"])),
     "norm-first": lambda: _compare_norms(lambda run: float(run["epochs"][0]["val"])),
     "norm-rates": _compare_norm_rates,
+    "decay": _read_decay,
+    "decay-gain": _compare_decay,
 }

@@ -7,6 +7,8 @@ batch       SGD at one learning rate, three epochs of CIFAR-10, batches of 64 to
 rules       batches 4 and 16 times as large as 256, with its learning rate as it was, times the root of the factor, and
             times the factor; CIFAR-10 at 16 pixels, 8 epochs with a warm-up. The rate at 256 has a sweep
 optimizers  SGD, NAG and LBSGD at a batch of 1,280, 20 epochs of CIFAR-10 at 16 pixels: the deck's three logs
+alexnet     AlexNet-BN with a sixteenth of its channels under LARS at a batch of 2,048, 12 epochs of CIFAR-10, with and
+            without weight decay of biases, beta and gamma. Each has a sweep of its rate
 
 Accuracies do not depend on the machine, so every finished run is kept in bench/results/decks.jsonl, and a later call
 does the missing ones. All settings were fixed before the first run.
@@ -26,12 +28,13 @@ from pathlib import Path
 from typing import Any, final
 
 from bench._accuracy import narrow
-from bench._accuracy.batch_arms import build_base_recipe, recomputed
+from bench._accuracy.batch_arms import FIRST_LARS, LARS_TRUST, WARMUP_EPOCHS, build_base_recipe, recomputed
 from bench._accuracy.batch_worker import run_recipe
 from bench._accuracy.cifar import packed as pack_cifar
 from bench._accuracy.results import FOLDER, Results, code, commit, digest
-from bench._decks import networks
+from bench._decks import alexnet, networks
 from bench._sweep.recurrent import pack_digits
+from headway.sweep.steps_curve import GRID, STEP, extend_grid, is_at_edge
 
 RESULTS = FOLDER / "decks.jsonl"
 TUNING_SEED, SEEDS = 0, (1, 2, 3)
@@ -52,9 +55,13 @@ NORM_BATCH, NORM_RATES = 60, (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """The batch of Ioffe and Szegedy 2015 (arXiv 1502.03167)."""
 LARGE_BATCH, LARGE_LR = 2048, 40.0
 DIVERGENCE = ("sgd", "sgd, no warm-up", "lars")
-EPOCHS = {"norm": 20, "divergence": 12, "batch": 3, "rules": 8, "optimizers": 20}
+DECAY = ("all", "weights")
+"""What weight decay acts on."""
+DECAY_RATES = tuple(FIRST_LARS[LARGE_BATCH] * STEP**place for place in range(GRID))
+"""Where both sweeps begin: those of LARS in `bench.large_batch`."""
+EPOCHS = {"norm": 20, "divergence": 12, "batch": 3, "rules": 8, "optimizers": 20, "alexnet": 12}
 LOGGED = ("norm", "divergence", "batch", "optimizers")
-SIDES = {"norm": 8, "batch": 32}
+SIDES = {"norm": 8, "batch": 32, "alexnet": 32}
 """Pixels; others have 16."""
 
 
@@ -118,18 +125,30 @@ def _change_divergence(job: Job, tree: dict[str, Any]) -> None:
         tree["optimizer"] |= {"name": "lars", "trust": 0.001, "no_decay": False}
 
 
+def _change_decay(job: Job, tree: dict[str, Any]) -> None:
+    tree["model"]["factory"] = "bench._decks.alexnet:small_alexnet"
+    tree["optimizer"] |= {"name": "lars", "trust": LARS_TRUST, "no_decay": job.arm == "weights"}
+    warmup_start = RULE_BATCH / LARGE_BATCH
+    tree["schedule"] = {"name": "polynomial", "power": 2, "warmup_epochs": WARMUP_EPOCHS, "warmup_start": warmup_start}
+    # Only the end counts.
+    tree["evaluate"]["every_epochs"] = EPOCHS["alexnet"]
+
+
 _CHANGES: Mapping[str, Callable[[Job, dict[str, Any]], None]] = {
     "optimizers": _change_optimizer,
     "rules": _change_rule,
     "norm": _change_norm,
     "divergence": _change_divergence,
+    "alexnet": _change_decay,
 }
+_NETWORKS = {"norm": networks, "alexnet": alexnet}
 _FIRST = {
     "norm": [Job("norm", arm, NORM_BATCH, lr, seed) for seed in SEEDS for arm in NORM for lr in NORM_RATES],
     "divergence": [Job("divergence", arm, LARGE_BATCH, LARGE_LR, seed) for seed in SEEDS for arm in DIVERGENCE],
     "batch": [Job("batch", "sgd", batch, BATCH_LR, seed) for seed in SEEDS for batch in BATCHES],
     "rules": [Job("rules", "linear", RULE_BATCH, lr, TUNING_SEED) for lr in RULE_RATES],
     "optimizers": [Job("optimizers", arm, LOG_BATCH, LOG_LR, seed) for seed in SEEDS for arm in OPTIMIZERS],
+    "alexnet": [Job("alexnet", arm, LARGE_BATCH, lr, TUNING_SEED) for arm in DECAY for lr in DECAY_RATES],
 }
 STUDIES = tuple(_FIRST)
 """In the order in which they are run."""
@@ -140,7 +159,7 @@ def compute_settings(study: str) -> str:
     """Computes the code version of a study: a recipe of each arm without its rate, and the network."""
     arms = RULES if study == "rules" else {job.arm for job in _FIRST[study]}
     jobs = [Job(study, arm, _FIRST[study][0].batch, 1.0, 0) for arm in sorted(arms)]
-    return digest([*(job.build_recipe("packed") for job in jobs), code(networks if study == "norm" else narrow)])
+    return digest([*(job.build_recipe("packed") for job in jobs), code(_NETWORKS.get(study, narrow))])
 
 
 @final
@@ -159,7 +178,7 @@ class Runs:
                 self._found[job] = one
 
     def list_missing(self) -> list[Job]:
-        """Lists the runs that can be done now. Those of `rules` follow from its sweep."""
+        """Lists the runs that can be done now. Those of `rules` and `alexnet` follow from their sweeps."""
         jobs = [job for study in STUDIES for job in _FIRST[study]]
         if (lr := self.find_rule_rate()) is not None:
             large = [(RULE_BATCH * factor, rule) for factor in RULE_FACTORS for rule in RULES]
@@ -168,14 +187,35 @@ class Runs:
                 for seed in SEEDS
                 for batch, rule in [(RULE_BATCH, "linear"), *large]
             ]
-        # A stable sort: in the order of the studies.
-        return sorted((job for job in jobs if job not in self._found), key=lambda job: STUDIES.index(job.study))
+        for arm in DECAY:
+            lrs, best = extend_grid(self._read_sweep(arm), DECAY_RATES)
+            pairs = [(lr, TUNING_SEED) for lr in lrs] if best is None else [(best, seed) for seed in SEEDS]
+            jobs += [Job("alexnet", arm, LARGE_BATCH, lr, seed) for lr, seed in pairs]
+        # Each once, in the order of the studies: the sort is stable.
+        missing = [job for job in dict.fromkeys(jobs) if job not in self._found]
+        return sorted(missing, key=lambda job: STUDIES.index(job.study))
 
     def find_rule_rate(self) -> float | None:
         """Finds the best learning rate at the small batch of `rules`; None until its sweep is done."""
         if any(job not in self._found for job in _FIRST["rules"]):
             return None
         return max(_FIRST["rules"], key=lambda job: self._found[job]["accuracy"]).lr
+
+    def find_decay_rate(self, arm: str) -> float | None:
+        """Finds the best learning rate of an arm of `alexnet`; None until its sweep is done."""
+        return extend_grid(self._read_sweep(arm), DECAY_RATES)[1]
+
+    def is_decay_at_edge(self, arm: str) -> bool:
+        """Tells whether that is the lowest or highest rate of the sweep: a better one may lie beyond."""
+        return is_at_edge(self._read_sweep(arm))
+
+    def _read_sweep(self, arm: str) -> dict[float, float]:
+        """Reads the accuracy by learning rate of the seed that tunes."""
+        return {
+            job.lr: record["accuracy"]
+            for job, record in self._found.items()
+            if (job.study, job.arm, job.seed) == ("alexnet", arm, TUNING_SEED)
+        }
 
     def select(self, study: str, **asked: Any) -> list[Mapping[str, Any]]:
         """Selects the kept runs of a study's three seeds by arm, batch or learning rate."""
