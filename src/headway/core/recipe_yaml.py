@@ -14,6 +14,8 @@ from headway.core.errors import RecipeError
 
 # Limit of values, where an alias counts as all values that it stands for; a recipe has about 200.
 MOST_VALUES = 20_000
+# Width of a line that is never broken.
+_ONE_LINE = 1 << 30
 # Limit of characters: PyYAML parses about 100,000 a second.
 MOST_CHARACTERS = 1 << 20
 
@@ -22,11 +24,14 @@ class RecipeLoader(yaml.SafeLoader):
     """Safe YAML loader that reads 1e-3 as a number: YAML 1.1 takes it for a text and wants 1.0e-3."""
 
 
-# libyaml is eight times as fast as PyYAML's own parser. It recurses in C, so deep nesting would end the process.
+# libyaml is eight times as fast as PyYAML's own parser and emitter. It parses by recursion in C, so deep nesting would
+# end the process.
 if TYPE_CHECKING:
     _FastBase = yaml.SafeLoader
+    _DumperBase = yaml.SafeDumper
 else:
     _FastBase = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    _DumperBase = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _TEXT_TAG, _MAP_TAG, _LIST_TAG = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "map", "seq"))
 # Levels of nesting that are surely no harm: libyaml is stopped by 50,000 of them, and composes 3,000.
 _MOST_LEVELS = 2000
@@ -36,7 +41,7 @@ class _FastLoader(_FastBase):
     """Loader of the same dialect on top of libyaml, where PyYAML was built with it."""
 
 
-class RecipeDumper(yaml.SafeDumper):
+class RecipeDumper(_DumperBase):
     """Dumper that matches `RecipeLoader`: a text that looks like 1e-3 is quoted."""
 
 
@@ -209,7 +214,7 @@ def dump_in_line(value: Any) -> str:
         return text.replace("e", ".0e", 1) if "." not in text else text
     # Inside a list, as YAML ends a bare value with a line of dots.
     text = yaml.dump(
-        [value], Dumper=RecipeDumper, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf
+        [value], Dumper=RecipeDumper, default_flow_style=True, sort_keys=False, allow_unicode=True, width=_ONE_LINE
     )
     return text.strip()[1:-1]
 
