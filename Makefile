@@ -21,7 +21,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo loop-demo native test fuzz check lint docs benches decks gpu gpu-kit peers wheel clean
+.PHONY: help demo loop-demo native test fuzz check lint docs benches decks gpu gpu-kit peers wheel refresh clean
 
 help: ## print this list
 	@echo "make TARGET, where TARGET is one of"
@@ -148,6 +148,9 @@ wheel: $(VENV)/.base ## a wheel for this platform and every Python, libjpeg-turb
 	rm -rf build/wheel
 	$(BIN)/python $(subst install,wheel,$(PIP)) --no-deps --build-constraint constraints.txt --wheel-dir build/wheel .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir $(DIST) build/wheel/*.whl
+
+refresh: $(VENV)/.base ## newest versions into constraints.txt, newest base image into deploy/ (TORCH=2.14.0 for another torch)
+	$(BIN)/python deploy/refresh.py $(if $(TORCH),--torch $(TORCH))
 
 clean: ## remove what was made, the virtual environments excepted
 	rm -rf demo site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

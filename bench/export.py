@@ -28,7 +28,8 @@ serve_overload_lost, serve_overload_p99
                                 requests without an answer under eight times the load, and p99 of the answers over
                                 their deadline
 onednn_gain_..., onednn_accuracy_delta
-                                the deck's inference tables, measured here (bench/_export/deck_table.py)
+                                the deck's inference tables, measured here; what this machine has measured is kept
+                                (bench/_export/deck_table.py)
 
 CPU seconds are those of all threads of a process, so other programs change them less than wall time.
 """

@@ -121,7 +121,8 @@ def test_figures_of_the_inference_tables_are_those_that_a_table_compares() -> No
         ("at least 80 %", "10", Ours("measured", 8.0), "reproduced"),
         ("at least 80 %", "10", Ours("measured", 7.9), "refuted here"),
         (">=2", "2", Ours("measured", 2.1, low=2.0, high=2.2), "reproduced"),
-        (">=2", "2", Ours("measured", 2.1, low=1.9, high=2.2), "refuted here"),
+        (">=2", "2", Ours("measured", 2.1, low=1.9, high=2.2), "undecided here"),
+        (">=2", "2", Ours("measured", 1.8, low=1.7, high=1.9), "refuted here"),
         ("<=0.5", "", Ours("measured", 0.4), "reproduced"),
         (">=-1", "", Ours("measured", 0.3, low=-0.6, high=0.3), "reproduced"),
         ("order", "100", Ours("counted", 162.0), "reproduced"),
@@ -130,6 +131,8 @@ def test_figures_of_the_inference_tables_are_those_that_a_table_compares() -> No
         ("plan", "", Ours("planned", holds=True), "planned"),
         ("plan", "", Ours("planned", holds=False), "refuted here"),
         ("plan-order", "100", Ours("planned", 449.0), "planned"),
+        ("onednn", "10", Ours("measured", 8.0), "reproduced"),
+        ("onednn", "10", Ours("measured", 7.9), "undecided here"),
         ("gain", "3", Ours("measured", 2.0, low=0.1, high=3.9), "reproduced"),
         ("gain", "3", Ours("measured", 2.0, low=-0.1, high=4.1), "undecided here"),
         ("gain", "3", Ours("measured", 1.0, low=-0.1, high=2.1), "refuted here"),
@@ -149,7 +152,10 @@ def test_a_verdict_says_how_far_off_and_why() -> None:
     assert judge(replace(GAIN, rule="=", note="why"), Ours("counted", 1.0)).text == "refuted here: why"
     assert judge(GAIN, Ours("measured", 1.0, low=-0.1, high=2.1)).text == "refuted here: it is at most 2.1"
     assert judge(replace(GAIN, rule="", ours="", note="a GPU"), None).text == "not measurable here: a GPU"
-    assert judge(GAIN, None).name == "not measured yet"
+    assert judge(GAIN, None).text == "not measured yet: `python -m bench.decks --train` does it"
+    speed = replace(GAIN, ours="inference:vgg16/gain/small", rule="onednn", note="another machine")
+    assert judge(speed, None).text == "not measured yet: `python -m bench.export --only deck` does it"
+    assert judge(replace(speed, rule=""), None).text == "not measurable here: another machine"
     with pytest.raises(ValueError, match="has the rule 'about'"):
         judge(replace(GAIN, rule="about"), Ours("measured", 1.0))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 
 from bench._decks.figure import Ours
@@ -19,6 +20,8 @@ from headway.plan.job_plan import JobPlan
 from headway.plan.losses import load_priors
 from headway.plan.published import ComparedRun, compare_published
 from headway.plan.request import PlanRequest, plan_job
+from headway.plan.scaling import predict_within_node
+from headway.plan.strategies import compare_strategies
 from headway.plan.wording import format_hours, format_hours_range
 from headway.plan.workloads import find_workload
 
@@ -32,6 +35,8 @@ SERIES = {"p100-fp32": ("p100", False), "v100-fp32": ("v100", False), "v100-fp16
 # Bytes/s of one NVLink of a P100, as a ring gets them (NCCL's tuner).
 NVLINK_GB_S = 20
 NODES = (1, 36, 144, 1024)
+# Cluster of the catalog whose nodes have 16 GPUs.
+SHARED = "dgx-2"
 
 
 def read_narrow(name: str) -> Workload:
@@ -82,6 +87,13 @@ def _plan_rate(name: str) -> Ours:
     plan = plan_network(name, "dgx-1").predictions[0]
     more = "16 bits" if plan.limit == "computing" else "16 bits, if loading did not limit"
     return Ours("planned", plan.batch / plan.step.seconds, more)
+
+
+def _plan_loading() -> Ours:
+    roofline = plan_network("resnet50", "dgx-1").compute_input_roofline()
+    assert roofline is not None
+    rate = next(one.images_s for one in roofline.limits if one.name == "loading 352 px")
+    return Ours("planned", rate, "a DGX-1, from 12,500 images/s of 290 x 550 pixels")
 
 
 def _plan_roof() -> Ours:
@@ -157,6 +169,38 @@ def _plan_figure_13() -> Ours:
     return Ours("planned", more=f"images/s: {said} P40")
 
 
+@cache
+def _plan_shared(name: str, *, same_batch: bool) -> tuple[float, str]:
+    """Plans 16 GPUs of a DGX-2 that share each image. Returns (images/s over those of one GPU, images of that one).
+
+    Loading is taken not to limit: the figure is of the devices.
+
+    Args:
+        same_batch: the 16 have as many images together as the one has; else each of them has as many.
+    """
+    plan = plan_network(name, SHARED)
+    node = plan.cluster.node.model_copy(update={"images_s": None})
+    cluster, each = plan.cluster.model_copy(update={"node": node}), plan.job.split_batch(plan.cluster.devices)
+    alone = predict_within_node(plan.job, cluster)[0]
+    job = replace(plan.job, per_device=each / cluster.devices) if same_batch else plan.job
+    menu = compare_strategies(plan.workload, job, cluster, 1)
+    (shared,) = (one for one in menu if "spatial" in one.recipe and f"ranks: {cluster.devices}" in one.recipe)
+    return shared.images_s / alone.images_s, f"{each:.0f}"
+
+
+def _plan_sixteen(which: str) -> Ours:
+    """Plans ResNet-50 and AlexNet; the value is that of ResNet-50. Args: which: `each` or `same` batch."""
+    resnet, alexnet = (_plan_shared(name, same_batch=which == "same") for name in ("resnet50", "alexnet"))
+    many = "together" if which == "same" else "each"
+    more = (
+        f"ResNet-50 in 16 bits: images/s of the 16 V100 of a DGX-2 that share each image over those of one, {resnet[1]}"
+        f" images {many}; AlexNet, {alexnet[1]} {many}: {alexnet[0]:.3g}"
+    )
+    # Half of what they reach with as much work for each.
+    few = resnet[0] < _plan_shared("resnet50", same_batch=False)[0] / 2 if which == "same" else None
+    return Ours("planned", resnet[0], more, holds=few)
+
+
 def _count_parameters(name: str) -> Ours:
     return Ours("counted", find_workload(name).parameters / 1e6)
 
@@ -225,6 +269,7 @@ _PLANS: Mapping[str, Callable[..., Ours]] = {
     "io-images": _read_storage_images,
     "io-bytes": _read_storage_bytes,
     "rate": _plan_rate,
+    "roof-352": _plan_loading,
     "roof-480": _plan_roof,
     "run": _plan_run,
     "p40": _plan_p40,
@@ -236,6 +281,7 @@ _PLANS: Mapping[str, Callable[..., Ours]] = {
     "parameters": _count_parameters,
     "multiply-adds": lambda name: _count_operations(name, 1e6),
     "giga-multiply-adds": lambda name: _count_operations(name, 1e9),
+    "sixteen": _plan_sixteen,
     "limit-nodes": _plan_limit_nodes,
     "rings": _count_rings,
     "tree": _compare_tree,

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import final
 
 from bench._arms import ROOT
-from bench._decks import from_catalog, from_code, from_plan, from_results
+from bench._decks import from_catalog, from_code, from_inference, from_plan, from_results
 from bench._decks.figure import DECKS, SOURCES, Figure, Ours, read_figures
 from bench._decks.numbers import read_lines
 from bench._decks.verdict import NAMES, Verdict, judge
 
 PAGE = ROOT / "docs/decks.md"
-NOT_YET = "- **not measured yet**: `python -m bench.decks --train` does it.\n"
+NOT_YET = "- **not measured yet**: the command in the row measures it.\n"
 FINDERS: Mapping[str, Callable[[str], Ours | None]] = {
     "claim": from_results.find_claim,
     "proof": from_results.find_statement,
@@ -29,6 +29,8 @@ FINDERS: Mapping[str, Callable[[str], Ours | None]] = {
     "lamb": from_results.compare_lamb,
     "recipe": from_results.read_recipe_value,
     "study": from_results.read_study,
+    "inference": from_inference.find_speed,
+    "delta": from_inference.find_delta,
     "plan": from_plan.find_plan,
     "facility": from_catalog.find_facility,
     "trend": from_catalog.find_trend,
@@ -119,9 +121,18 @@ def count_verdicts(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = [("deck", *names, "figures")]
     for key, title in [*DECKS.items(), ("", "all")]:
         count = Counter(row.verdict.name for row in rows if key in ("", row.figure.deck))
-        name = f"[{title}](#{_anchor(title)})" if key else title
-        found.append((name, *(str(count[one]) for one in names), str(count.total())))
+        found.append((title, *(str(count[one]) for one in names), str(count.total())))
     return found
+
+
+def format_summary(rows: Sequence[Row]) -> list[str]:
+    """Formats the verdicts of each deck in words: a column for each of them would not fit a narrow window."""
+    (_, *names, _), *decks = count_verdicts(rows)
+    lines = []
+    for title, *counts, total in decks:
+        words = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True) if count != "0")
+        lines.append((f"[{title}](#{_anchor(title)})" if title in DECKS.values() else title, total, words))
+    return _format_table(("deck", "figures", "of them"), *lines)
 
 
 def _anchor(title: str) -> str:
@@ -130,7 +141,7 @@ def _anchor(title: str) -> str:
 
 def format_page(rows: Sequence[Row]) -> str:
     """Formats the page as Markdown."""
-    counts = "\n".join(_format_table(*count_verdicts(rows)))
+    counts = "\n".join(format_summary(rows))
     refuted = [f"- {_format_short(row)}" for row in rows if row.verdict.name == "refuted here"]
     template = Path(__file__).with_name("head.md").read_text(encoding="utf-8")
     waiting = any(row.verdict.name == "not measured yet" for row in rows)

@@ -5,8 +5,9 @@ Rules of figures.csv, for what was measured or counted (`ours`) beside the deck'
 =            equal
 ~P           within P % of the deck's
 at least P % ours is at least P % of the deck's, as a gain is
->=X, <=X     ours is at least, or at most X. If ours has an interval, all of it
+>=X, <=X     ours is at least, or at most X. If ours has an interval, all of it; undecided if X lies within
 gain         the interval of ours lies above 0. Refuted: it lies below 0, or below the deck's value. Else undecided
+onednn       a gain by oneDNN: the rule of inference tables, `headway.export.deck.judge_gain`
 order        of the same order of magnitude
 plan         planned, within as many percent as it is off; or a statement, which the plan confirms or not
 plan-order   planned, of the same order of magnitude
@@ -21,9 +22,12 @@ from dataclasses import dataclass
 from typing import Literal, final, get_args
 
 from bench._decks.figure import Figure, Ours
+from headway.export.deck import judge_gain
 
 Name = Literal["reproduced", "planned", "refuted here", "undecided here", "not measurable here", "not measured yet"]
 NAMES: tuple[Name, ...] = get_args(Name)
+MEASURES = dict.fromkeys(("inference", "delta"), "bench.export --only deck")
+"""Command that makes what a kind of `ours` lacks; `bench.decks --train` for the others."""
 # Rounding of doubles.
 EQUAL = 1e-9
 
@@ -39,8 +43,11 @@ class Verdict:
 
 def judge(figure: Figure, ours: Ours | None) -> Verdict:
     """Judges a figure by its rule. Args: ours: None, if there is nothing, or if its runs were not made yet."""
-    if figure.ours and ours is None:
-        return Verdict("not measured yet", "not measured yet: `python -m bench.decks --train` does it")
+    kind = figure.ours.partition(":")[0]
+    # A time of another machine could not be measured here anyway.
+    if kind and ours is None and (figure.rule or kind not in MEASURES):
+        command = MEASURES.get(kind, "bench.decks --train")
+        return Verdict("not measured yet", f"not measured yet: `python -m {command}` does it")
     if not figure.rule:
         return _miss(figure.note)
     assert ours is not None, f"{figure.id} has a rule, and nothing to compare"
@@ -48,16 +55,23 @@ def judge(figure: Figure, ours: Ours | None) -> Verdict:
         return _judge_plan(figure, ours)
     if figure.rule == "gain":
         return _judge_gain(figure, ours)
-    return Verdict("reproduced", "reproduced") if is_held(figure, ours) else _refute(figure.note)
+    if figure.rule == "onednn":
+        return _judge_onednn(figure, ours)
+    held = is_held(figure, ours)
+    if held is None:
+        return Verdict("undecided here", f"undecided here: the interval holds {figure.rule[2:]}")
+    return Verdict("reproduced", "reproduced") if held else _refute(figure.note)
 
 
-def is_held(figure: Figure, ours: Ours) -> bool:
-    """Tells whether what was measured or counted is as the figure's rule asks."""
+def is_held(figure: Figure, ours: Ours) -> bool | None:
+    """Tells whether what was measured or counted is as the figure's rule asks. None: its interval does not decide."""
     rule, value = figure.rule, ours.value
     assert value is not None, f"{figure.id}: nothing to compare"
     low, high = (value if end is None else end for end in (ours.low, ours.high))
     if found := re.fullmatch(r"(>=|<=)(-?[\d.]+)", rule):
         bar = float(found[2])
+        if low < bar < high:
+            return None
         return low >= bar if found[1] == ">=" else high <= bar
     deck = figure.number
     assert deck is not None, f"{figure.id} has no number"
@@ -103,6 +117,13 @@ def _judge_gain(figure: Figure, ours: Ours) -> Verdict:
     if deck is not None and high < deck:
         return _refute(f"it is at most {high:.2g}" if high >= 0.05 else "there is none")
     return Verdict("undecided here", "undecided here: the interval of three seeds holds 0")
+
+
+def _judge_onednn(figure: Figure, ours: Ours) -> Verdict:
+    assert figure.number is not None
+    assert ours.value is not None
+    text = judge_gain(figure.number, ours.value)
+    return Verdict("reproduced" if text == "reproduced" else "undecided here", text)
 
 
 def _refute(reason: str) -> Verdict:

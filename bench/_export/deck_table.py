@@ -4,11 +4,15 @@
 - E04: top-1 and top-5 of 17 networks with and without MKL-DNN, on ImageNet; every difference is 0.00000000.
 - E05: what TensorRT gains, on an NVIDIA GPU.
 
-`headway.model` has some of these networks, as PyTorch modules with random weights: speed does not depend on them. Time
-is CPU time of all threads, arms interleaved: images are made. Instead of batch 128 it is 32, which costs as much an
-image and does not need the deck's memory. The accuracy is that of networks whose last layer is
-fitted to scikit-learn's digits (bench/_export/networks.py), as there are no weights for ImageNet here. Each row has a
-verdict; a row that cannot be measured says what is missing.
+The networks are PyTorch modules with random weights: speed does not depend on them (bench/_export/deck_networks.py).
+Images are made. Time is CPU time of one thread, as threads that wait for each other on a busy machine take CPU time
+too; arms take turns within a round. Instead of batch 128 it is 16, or 8 for the largest networks.
+
+The accuracy is that of networks whose last layer is fitted to scikit-learn's digits (bench/_export/networks.py), as
+there are no weights for ImageNet here.
+
+Each measurement of E03 and E04 is kept in bench/results/inference.jsonl with the name of the machine, and a later call
+makes those that this machine lacks.
 """
 
 from __future__ import annotations
@@ -16,14 +20,27 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import final
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from bench._common import Claim
+from bench._accuracy.results import Results, commit, this_machine
+from bench._common import Claim, use_one_thread
+from bench._export.deck_networks import SPEED, DeckNetwork
+from bench._export.deck_results import (
+    LAST,
+    RESULTS,
+    WITH,
+    WITHOUT,
+    DeckResults,
+    compute_deltas,
+    format_accuracy,
+    format_markdown,
+    format_speed,
+)
 from bench._export.engines import (
     Arms,
     list_versions,
@@ -36,138 +53,103 @@ from bench._export.engines import (
     write_model,
 )
 from bench._export.networks import build_known, build_random, find_network, split_digits
-from headway.core.cpu_count import count_usable_cores
-from headway.export.deck import ACCURACY, HELD, SIDE, TENSORRT, WHY_LESS, read_deck
+from headway.export.deck import ACCURACY, SIDE, TENSORRT
+from headway.export.table_engines import turn_onednn_off
+from headway.export.targets.target import Session
 from headway.export.top_classes import compute_top_share
 
-LARGE_BATCH, FITTED = 32, 400
-
-WITH, WITHOUT, LAST = "with", "without", "with, channels last"
-
-
-def compare_deck(folder: Path, options: argparse.Namespace) -> list[Claim]:
-    """Measures all three tables, prints them as Markdown, and returns claims about them."""
-    threads = 1 if options.quick else count_usable_cores()
-    before = torch.get_num_threads()
-    try:
-        speed, claims = measure_speed(quick=options.quick, threads=threads)
-        accuracy, more = measure_accuracy(quick=options.quick)
-        engines = measure_engines(folder, quick=options.quick)
-    finally:
-        torch.set_num_threads(before)
-    print(
-        f"Engines: {', '.join(list_versions())}; {threads} threads; flags {', '.join(sorted(read_flags() & SHOWN))}\n"
-    )
-    for title, rows in (("E03", speed), ("E04", accuracy), ("E05", engines)):
-        print(f"### {title}\n")
-        print(format_markdown(rows))
-    return [*claims, *more]
-
-
+ROUNDS, LARGE_ROUNDS, TURN_S, FITTED = 5, 3, 0.5, 400
+QUICK_SPEED, QUICK_ACCURACY = ("mobilenet", "dcgan"), ("mobilenet_0.25",)
 SHOWN = frozenset({"avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile"})
 
 
-def format_markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Formats rows, the first of them the heading, as a table of Markdown."""
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:], ""])
+def compare_deck(folder: Path, options: argparse.Namespace) -> list[Claim]:
+    """Measures what is missing of all three tables, prints them as Markdown, and returns claims about them."""
+    results = Results(folder / RESULTS.name if options.quick else RESULTS)
+    print(f"Engines: {', '.join(list_versions())}; one thread; flags {', '.join(sorted(read_flags() & SHOWN))}\n")
+    with use_one_thread():
+        measure_speed(results, quick=options.quick)
+        measure_accuracy(results, quick=options.quick)
+        found = DeckResults(results, this_machine())
+        for title, text in (("E03", format_speed(found)), ("E04", format_accuracy(found))):
+            print(f"### {title}\n\n{text}")
+        print(f"### E05\n\n{format_markdown(measure_engines(folder, quick=options.quick))}")
+    return build_claims(found)
 
 
-def measure_speed(*, quick: bool, threads: int) -> tuple[list[tuple[str, ...]], list[Claim]]:
-    """Measures E03: the networks of the deck with and without oneDNN."""
-    head = (
-        "network",
-        "deck, ms at 1",
-        "deck, images/s at 128",
-        "here, CPU ms at 1",
-        f"here, CPU ms an image at {LARGE_BATCH}",
-    )
-    rows: list[tuple[str, ...]] = [(*head, f"gain at 1, at {LARGE_BATCH}; channels last", "verdict")]
-    claims, measured = list[Claim](), dict[str, tuple[float, float]]()
-    for row in read_deck():
-        deck = (f"{row.without_ms:g} → {row.with_ms:g} ({row.gains[0]:.1f}x)",)
-        deck += (f"{row.without_images_s:g} → {row.with_images_s:g} ({row.gains[1]:.1f}x)",)
-        if not row.factory:
-            missing = "not measurable here: headway.model has no such network"
-            rows.append((row.network, *deck, "-", "-", "-", missing))
-            continue
-        print(f"{row.network}, with and without oneDNN", file=sys.stderr)
-        times = measure_network(row.factory, quick=quick, threads=threads)
-        measured[row.factory] = gains = tuple(one[WITHOUT] / one[WITH] for one in times)  # type: ignore[assignment]
-        last = [one[WITHOUT] / one[LAST] for one in times]
-        cells = [f"{1e3 * one[WITHOUT]:.1f} → {1e3 * one[WITH]:.1f}" for one in times]
-        shown = f"{gains[0]:.2f}, {gains[1]:.2f}; {last[0]:.2f}, {last[1]:.2f}"
-        rows.append((row.network, *deck, *cells, shown, judge_gains(row.gains, gains)))
-    for factory, gains in measured.items():
-        how = "CPU seconds without oneDNN over those with it, eager PyTorch, 224 pixels"
-        claims.append(Claim(f"onednn_gain_{factory}_bs1", gains[0], "", how))
-        claims.append(Claim(f"onednn_gain_{factory}_bs32", gains[1], "", how))
-    return rows, claims
+def build_claims(found: DeckResults) -> list[Claim]:
+    """Builds the claims about the networks that were measured."""
+    claims = []
+    for name in SPEED:
+        for record in found.find_speed(name):
+            gain = record.compute_gain()
+            how = f"CPU seconds without oneDNN over those with it, eager PyTorch; [{gain[1]:.2f}, {gain[2]:.2f}]"
+            claims.append(Claim(f"onednn_gain_{name}_bs{record.batch}", gain[0], "", how))
+    records = [record for _, name in ACCURACY if (record := found.find_accuracy(name)) is not None]
+    worst = max((abs(delta) for record in records for delta in compute_deltas(record)), default=0.0)
+    how = f"largest difference of top-1 or top-5 with and without oneDNN; digits, fitted heads, {len(records)} networks"
+    return [*claims, Claim("onednn_accuracy_delta", worst, "", how)]
 
 
-def measure_network(factory: str, *, quick: bool, threads: int) -> list[dict[str, float]]:
-    """Returns median CPU seconds an image by arm, at batch 1 and at a large batch."""
-    sides, rounds = (64, 2) if quick else (SIDE, 3)
-    sides = max(sides, 72) if factory == "alexnet" else sides
-    found = []
-    for batch in (1, 4 if quick else LARGE_BATCH):
-        pixels = np.random.default_rng(0).integers(0, 256, (batch, sides, sides, 3), np.uint8)
-        times: dict[str, list[float]] = {WITH: [], WITHOUT: [], LAST: []}
-        # oneDNN is turned off for the whole process, so only one session is open at a time.
-        for number in range(rounds):
-            names = list(times)
-            first = number % len(names)
-            for name in names[first:] + names[:first]:
-                pipeline = build_random(factory, sides)
-                with closing(
-                    open_torch(pipeline, channels_last=name == LAST, onednn=name != WITHOUT, threads=threads)
-                ) as session:
-                    arms = Arms({name: session})
-                    times[name] += arms.take_turns(pixels, 1, 0.0 if quick else 0.5)[name]
-        found.append({name: statistics.median(own) / batch for name, own in times.items()})
-    return found
+def measure_speed(results: Results, *, quick: bool) -> None:
+    """Measures the networks of E03 that this machine lacks, with and without oneDNN; batch 1 first, which is cheap."""
+    names = QUICK_SPEED if quick else tuple(SPEED)
+    jobs = [(min(batch, 2) if quick else batch, name) for name in names for batch in SPEED[name].batches]
+    for batch, name in sorted(jobs, key=lambda job: job[0]):
+        key = {"table": "speed", "network": name, "machine": this_machine(), "batch": batch}
+        if not results.where(**key):
+            print(f"{name}, batch {batch}, with and without oneDNN", file=sys.stderr)
+            with open_arms(SPEED[name]) as arms:
+                seconds = time_batch(arms, SPEED[name].size, batch, quick=quick)
+            results.add({**key, "seconds": seconds, "commit": commit()})
 
 
-def judge_gains(deck: tuple[float, float], here: tuple[float, float]) -> str:
-    """Returns the verdict about a row of E03."""
-    held = [own >= HELD * gain for gain, own in zip(deck, here, strict=True)]
-    if all(held):
-        return "reproduced"
-    if any(held):
-        good, bad = (1, LARGE_BATCH) if held[0] else (LARGE_BATCH, 1)
-        return f"reproduced at batch {good}, refuted here at {bad}: {WHY_LESS}"
-    return f"refuted here: {WHY_LESS}"
+@final
+class WithoutOneDnn(Session):
+    """A session in PyTorch whose calls do without oneDNN."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def run(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        with turn_onednn_off():
+            return self._session.run(pixels)
+
+    def close(self) -> None:
+        """Leaves the session to the arm that it belongs to."""
 
 
-def measure_accuracy(*, quick: bool) -> tuple[list[tuple[str, ...]], list[Claim]]:
-    """Measures E04: top-1 and top-5 on digits with and without oneDNN."""
-    rows: list[tuple[str, ...]] = [
-        ("network", "top-1 without, with", "delta", "top-5 without, with", "delta", "flips", "verdict")
-    ]
-    worst = 0.0
-    for label, name in ACCURACY[:1] + ACCURACY[5:6] if quick else ACCURACY:
-        if not name:
-            rows.append((label, *["-"] * 5, "not measurable here: headway.model has no such network, and no weights"))
+def open_arms(network: DeckNetwork) -> Arms:
+    """Opens a network as the arms of E03. A network without images has no memory format."""
+    plain = open_torch(network.build_pipeline())
+    sessions: dict[str, Session] = {WITH: plain, WITHOUT: WithoutOneDnn(plain)}
+    if network.normalises:
+        sessions[LAST] = open_torch(network.build_pipeline(), channels_last=True)
+    return Arms(sessions)
+
+
+def time_batch(arms: Arms, size: tuple[int, int, int], batch: int, *, quick: bool) -> dict[str, list[float]]:
+    """Returns CPU seconds of a call by arm and round."""
+    pixels = np.random.default_rng(0).integers(0, 256, (batch, *size), np.uint8)
+    rounds = ROUNDS if batch == 1 else LARGE_ROUNDS
+    return arms.take_turns(pixels, *((2, 0.0) if quick else (rounds, TURN_S)))
+
+
+def measure_accuracy(results: Results, *, quick: bool) -> None:
+    """Measures the networks of E04 that this machine lacks: top-1 and top-5 on digits with and without oneDNN."""
+    for label, name in ACCURACY:
+        key = {"table": "accuracy", "network": name, "machine": this_machine()}
+        if (quick and name not in QUICK_ACCURACY) or results.where(**key):
             continue
         print(f"{label}, accuracy with and without oneDNN", file=sys.stderr)
-        network = find_network(name)
-        _, pixels, labels = split_digits(network)
+        _, pixels, labels = split_digits(find_network(name))
         pixels, labels = (pixels[:64], labels[:64]) if quick else (pixels, labels)
-        outputs = []
-        for onednn in (False, True):
-            with closing(open_torch(build_known(name, 64 if quick else FITTED), onednn=onednn)) as session:
-                outputs.append(run_all(session, pixels, 64))
+        session = open_torch(build_known(name, 64 if quick else FITTED))
+        with closing(session):
+            outputs = [run_all(one, pixels, 64) for one in (WithoutOneDnn(session), session)]
+        shares = {f"top{count}": [compute_top_share(one, labels, count) for one in outputs] for count in (1, 5)}
         flips = int((outputs[0].argmax(1) != outputs[1].argmax(1)).sum())
-        cells, deltas = list[str](), list[float]()
-        for count in (1, 5):
-            without, own = (compute_top_share(one, labels, count) for one in outputs)
-            deltas.append(own - without)
-            cells += [f"{without:.8f}, {own:.8f}", f"{own - without + 0.0:.8f}"]
-        worst = max(worst, *map(abs, deltas))
-        verdict = "reproduced, on 597 digits" if not any(deltas) else "refuted here"
-        rows.append((label, *cells, str(flips), verdict))
-    how = "largest difference of top-1 or top-5 with and without oneDNN; digits, fitted heads"
-    return rows, [Claim("onednn_accuracy_delta", worst, "", how)]
+        results.add({**key, **shares, "flips": flips, "commit": commit()})
 
 
 def measure_engines(folder: Path, *, quick: bool) -> list[tuple[str, ...]]:

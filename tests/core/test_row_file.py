@@ -70,6 +70,31 @@ def test_a_file_of_other_things_is_begun_anew(tmp_path: Path) -> None:
     assert np.array_equal(table.values, made)
 
 
+@given(st.lists(st.lists(st.integers(0, 6), unique=True, min_size=1), min_size=1, max_size=8), st.integers(0, 8))
+def test_rows_of_what_is_there_only_sometimes_stay(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[list[int]], torn: int
+) -> None:
+    """Each row has what was given for its own names, and NaN for all others, in an order that fits all rows."""
+    path = tmp_path_factory.mktemp("some") / "a.rows"
+    # Modules are called in one order.
+    given = [sorted(names) for names in steps]
+    for step, names in enumerate(given):
+        values = np.array([[name, step] for name in names], np.float32)
+        row_file.append_row(path, [*map(str, names)], ("a", "b"), step, step, values, keeps_names=True)
+        # What a kill in the middle of a write leaves is no row.
+        with path.open("ab") as file:
+            file.write(b"x" * torn)
+    table = row_file.read_rows(path)
+    assert table is not None
+    assert {*table.names} == {str(name) for names in given for name in names}
+    assert table.steps.tolist() == [*range(len(given))]
+    for step, names in enumerate(given):
+        found = {int(name): row for name, row in zip(table.names, table.values[step], strict=True)}
+        for name, row in found.items():
+            assert row.tolist() == [name, step] if name in names else np.isnan(row).all()
+    assert [int(name) for name in table.names if int(name) in given[0]] == given[0]
+
+
 @pytest.mark.parametrize("content", [None, b"", b"\n", b"no json\n", b"[1]\n", b'{"names": 3, "columns": []}\n'])
 def test_where_there_is_no_such_file_there_is_nothing(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "a.rows"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.export.test_table import build_row, build_table
 
-from headway.export.deck import WHY_LESS, compare_with_deck
+from headway.export.deck import OTHER_BASELINE, compare_with_deck
 from headway.export.table_engines import EAGER, NO_ONEDNN
 from headway.export.table_record import InferenceTable, Row
 
@@ -32,15 +32,15 @@ def compare(factory: str, *rows: Row, **more: Any) -> dict[str, tuple[str, str]]
 def test_each_row_about_the_network_has_a_verdict() -> None:
     found = compare(RESNET50, *build_rows(1.25))
     assert found == {
-        "ResNet-50 v1, ms at batch 1": ("1.25 → 1 (1.25x)", f"refuted here: {WHY_LESS}"),
+        "ResNet-50 v1, ms at batch 1": ("1.25 → 1 (1.25x)", f"undecided here: {OTHER_BASELINE}"),
         # 8 is the largest batch of these rows.
-        "ResNet-50 v1, images/s at batch 128": ("200 → 250 at 8 (1.25x)", f"refuted here: {WHY_LESS}"),
+        "ResNet-50 v1, images/s at batch 128": ("200 → 250 at 8 (1.25x)", f"undecided here: {OTHER_BASELINE}"),
         "ResNet-50 V1, change of top-1, top-5": ("0.00000000, 0.00000000", "reproduced, on 597 samples"),
         "ResNet-50, TensorRT on Titan V": ("-", MISSING),
     }
     # The deck has 7.45 and 15.9.
     verdicts = [verdict for _, verdict in compare(RESNET50, *build_rows(6.0)).values()]
-    assert verdicts[:2] == ["reproduced", f"refuted here: {WHY_LESS}"]
+    assert verdicts[:2] == ["reproduced", f"undecided here: {OTHER_BASELINE}"]
     assert list(compare(RESNET50, *build_rows(13.0)).values())[1][1] == "reproduced"
 
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_compared_says_why() -> None:
 def test_the_verdicts_stand_below_the_table() -> None:
     table: InferenceTable = build_table(*build_rows(1.25), image=(224, 224, 3))
     text = table.model_copy(update={"deck": compare_with_deck(RESNET50, table)}).describe()
-    line = f"ResNet-50 v1, ms at batch 1: 97.19 → 13.04 (7.5x); here 1.25 → 1 (1.25x): refuted here: {WHY_LESS}"
+    line = f"ResNet-50 v1, ms at batch 1: 97.19 → 13.04 (7.5x); here 1.25 → 1 (1.25x): undecided here: {OTHER_BASELINE}"
     assert line in text.splitlines()
     assert "deck's rows" in text
     assert "deck's rows" not in table.describe()

@@ -35,6 +35,15 @@ def panels() -> list[Panel]:
         panel.cards("cards", "Cards", [("accuracy", "93.4 %", "best")]),
         panel.lines("gaps", "G", [(name, steps, wave) for name in nasty], x_label=nasty[0], y_label=nasty[6]),
         panel.lines("log", "L", [("a", [1, 1e6], [1e-5, 3])], x_label="x", y_label="y", log_x=True, log_y=True),
+        panel.lines(
+            "levels",
+            "L",
+            [("a", [1, 2, 4], [3, 9, 27])],
+            x_label="x",
+            y_label="images/s",
+            log_y=True,
+            rules=[("<i>high</i>", 90.0), ("low", 5.0)],
+        ),
         panel.lines("point", "P", [("a", [3], [0.5]), ("none", [], [])], x_label="x", y_label="y", y_range=(0, 1)),
         panel.bars("stacks", "S", nasty, [("one", [1.0] * 7), ("two", [1e6] * 7)], x_label="seconds"),
         panel.bars(
@@ -135,7 +144,7 @@ def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags:
     document, console = open_in_browser(page, "--disable-3d-apis", *flags)
     assert console == []
     articles = dict(re.findall(r'<article id="([^"]+)"(.*?)</article>', document, re.DOTALL))
-    marks = {"gaps": 7, "log": 1, "point": 1, "band": 6, "stacks": 14, "rules": 7}
+    marks = {"gaps": 7, "log": 1, "levels": 3, "point": 1, "band": 6, "stacks": 14, "rules": 7}
     for name, count in marks.items():
         assert 'class="main-svg"' in articles[name], name
         drawn = 'class="point"' if name in ("stacks", "rules") else "trace scatter"
@@ -157,6 +166,8 @@ def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags:
     rules = re.findall(r'class="annotation-text"[^>]*>([^<]*)<', articles["rules"])
     assert rules == ["near", "&lt;b&gt;far&lt;/b&gt;"]
     assert re.search(r'class="shapelayer">(?:<g[^>]*>)?<path', articles["rules"])
+    levels = re.findall(r'class="annotation-text"[^>]*>([^<]*)<', articles["levels"])
+    assert levels == ["images/s", "low", "&lt;i&gt;high&lt;/i&gt;"]
     for name, layers in {"parallel": 2, "paths": 4}.items():
         assert articles[name].count('<canvas aria-hidden="true"') == layers, name
         assert 'data-drawn="7"' in articles[name], name

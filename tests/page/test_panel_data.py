@@ -45,6 +45,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("points", POINTS | {"series": [{"name": "a", "points": [{"name": "p", "x": 1}]}]}, "series.0.points.0.y"),
     ("lines", LINES | {"y_range": [0, 1], "log_y": True}, "above 0"),
     ("lines", LINES | {"y_range": [1, 0]}, "must ascend"),
+    ("lines", LINES | {"rules": [{"name": "r", "at": 0}], "log_y": True}, "no rules at 0 or below"),
     ("bars", {"x_label": "s", "names": ["a"], "stacks": [{"name": "p", "values": [1, 2]}]}, "2 values for 1 names"),
     ("bars", BARS | {"stacks": [{"name": "p", "values": [1, -2]}], "log_x": True}, "no bars below 0"),
     ("bars", BARS | {"rules": [{"name": "r", "at": 0}], "log_x": True}, "no rules at 0 or below"),

@@ -65,7 +65,7 @@ def test_a_plan_exchanges_what_two_ranks_exchange(precision: Literal["fp32", "bf
 def build_windows() -> nn.Module:
     """Windows of every kind: strides, dilation, an even kernel, a pooling that rounds up, a transposed convolution."""
     return nn.Sequential(
-        nn.Conv2d(3, 4, 5, stride=2, padding=2),
+        nn.Conv2d(3, 4, (5, 3), stride=2, padding=(2, 1)),
         nn.BatchNorm2d(4),
         nn.Conv2d(4, 4, 3, padding=2, dilation=2),
         nn.MaxPool2d(3, stride=2, ceil_mode=True),
@@ -88,10 +88,10 @@ def build_split(name: str) -> nn.Module:
     return network
 
 
-def send_strips(rank: Rank, name: str, images: int) -> float:
-    """Trains a step of so many images in strips; returns the bytes that this rank has sent."""
+def send_parts(rank: Rank, name: str, images: int, grid: tuple[int, int]) -> float:
+    """Trains a step of so many images that the ranks share; returns the bytes that this rank has sent."""
     torch.manual_seed(0)
-    network, place, sent = build_split(name), Place.create(rank.world, (rank.size, 1)), list[float]()
+    network, place, sent = build_split(name), Place.create(rank.world, grid), list[float]()
 
     # Which argument is sent, and how often each byte of it leaves the rank.
     arguments = {
@@ -109,7 +109,7 @@ def send_strips(rank: Rank, name: str, images: int) -> float:
 
         setattr(group, method, count)
 
-    for group in {id(one): one for one in (place.ranks, place.lines[0])}.values():
+    for group in {id(one): one for one in (place.ranks, *place.lines)}.values():
         for method, (at, times) in arguments.items():
             listen(group, method, at, times)
     samples = place.divide_samples(images)
@@ -118,15 +118,16 @@ def send_strips(rank: Rank, name: str, images: int) -> float:
     return sum(sent)
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("windows", 2), ("windows", 3), ("small_net", 2)])
-def test_a_plan_of_strips_exchanges_what_ranks_exchange(name: str, ranks: int) -> None:
-    """Images, rows, statistics, and the ends of the maps, forward and backward, to the byte."""
+@pytest.mark.parametrize(("name", "grid"), [("windows", (3, 1)), ("windows", (2, 2)), ("small_net", (2, 1))])
+def test_a_plan_of_shared_images_exchanges_what_ranks_exchange(name: str, grid: tuple[int, int]) -> None:
+    """Images, rows and columns, statistics, and the ends of the maps, forward and backward, to the byte."""
     layers = profile_layers(build_split(name), torch.zeros(3, 3, SIDE, SIDE), nullcontext)
     planned = workload().model_copy(update={"layers": layers})
     image = planned.input.model_copy(update={"height": SIDE, "width": SIDE})
     split = describe_split(planned.model_copy(update={"input": image}))
-    images = 2 * ranks
-    assert count_split_bytes(split, images, ranks) == pytest.approx(max(run_ranks(ranks, send_strips, name, images)))
+    ranks = grid[0] * grid[1]
+    sent = run_ranks(ranks, send_parts, name, 2 * ranks, grid)
+    assert count_split_bytes(split, 2 * ranks, grid) == pytest.approx(max(sent))
 
 
 def test_a_plan_exchanges_what_two_towers_of_alexnet_exchange() -> None:

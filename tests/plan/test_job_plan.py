@@ -44,7 +44,19 @@ def test_a_plan_is_said_drawn_and_traced(path: Path, tmp_path: Path) -> None:
     assert "depends most on: speed of a device" in said.out
     assert "The error falls as samples to the power of -0.1" in said.out
     html = page.read_text()
-    for name in ("images", "hours", "efficiency", "step", "epochs", "steps", "moved", "choices", "growth", "answers"):
+    for name in (
+        "images",
+        "hours",
+        "efficiency",
+        "step",
+        "epochs",
+        "steps",
+        "moved",
+        "choices",
+        "growth",
+        "answers",
+        "input",
+    ):
         assert f'id="{name}"' in html, name
     events = json.loads(trace.read_text())["traceEvents"]
     assert {one["pid"] for one in events} <= set(range(128))

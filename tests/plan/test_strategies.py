@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import yaml
 from pydantic import TypeAdapter
 from tests.plan._workload import layer, workload
 
-from headway.core.collectives import predict_seconds
+from headway.core.collectives import Link, Network, predict_seconds
 from headway.core.errors import RecipeError
 from headway.core.text_format import format_bytes
 from headway.core.workload import Workload
@@ -25,7 +26,8 @@ from headway.plan.losses import StepLosses
 from headway.plan.scaling import predict_scaling
 from headway.plan.step import list_gradients
 from headway.plan.strategies import Strategy, compare_strategies
-from headway.plan.strips import SplitNetwork
+from headway.plan.strips import SplitNetwork, choose_grid, describe_split, estimate_split_s
+from headway.plan.workloads import find_workload
 from headway.setup.local_steps import plan_rounds
 from headway.setup.recipe import TrainRecipe
 
@@ -122,6 +124,45 @@ def test_images_are_shared_by_numbers_of_devices_that_a_node_has_a_multiple_of()
     job = build_job(known, estimate_from_data_sheet(known, cluster.device_spec), 10.0, per_device=16.0)
     menu = [one.recipe for one in compare_strategies(known, job, cluster, 2)]
     assert [one for one in menu if "spatial" in one] == ["parallel: {strategy: spatial, ranks: 2}"]
+
+
+def test_sixteen_devices_share_an_image_in_a_grid_where_it_has_too_few_rows_for_strips() -> None:
+    """ResNet-50's last maps have 7 rows: four devices have 1, 2, 2 and 2 of them, and all wait for 4 of 49 places."""
+    known, where = find_workload("resnet50"), load_clusters()["dgx-2"]
+    job = build_job(known, estimate_from_data_sheet(known, where.device_spec), 10.0, per_device=16.0)
+    menu = {one.name: one for one in compare_strategies(known, replace(job, losses=StepLosses()), where, 1)}
+    assert {"each image in 2 strips", "each image in 4 strips", "each image in 4 x 4 parts"} <= set(menu)
+    found, plain = menu["each image in 4 x 4 parts"], menu["data parallel"]
+    parallel = TypeAdapter(AnyParallelRecipe).validate_python(yaml.safe_load(found.recipe)["parallel"])
+    assert (parallel.sharing, parallel.shape) == (16, (4, 4))
+    # A grid has shorter borders than as many strips would have, and the parts of the last maps are uneven.
+    assert found.sent_bytes < menu["each image in 4 strips"].sent_bytes * 4
+    assert find_largest_part(known, 7, (4, 4)) == pytest.approx(4 / 49 * 16)
+    assert find_largest_part(known, 56, (4, 4)) == 1
+    uneven_s = estimate_split_s(job.split, UNLIMITED, 256, (4, 4), job.compute)
+    assert 0.05 < uneven_s / job.compute.seconds(16) < 16 * 4 / 49 - 1
+    assert 256 / found.images_s > 256 / plain.images_s + uneven_s
+    # One image for all of them: as few rows, as many columns.
+    shared = replace(job, per_device=None, batch=1.0)
+    assert predict_scaling(shared, where, [1])[0].strips == 16
+    assert [one.name for one in compare_strategies(known, shared, where, 1)][-1] == "each image in 4 x 4 parts"
+
+
+UNLIMITED = Network(1, 16, Link(0.0, math.inf), Link(0.0, math.inf), math.inf)
+
+
+def find_largest_part(known: Workload, rows: int, grid: tuple[int, int]) -> float:
+    """The largest part of the outputs of the first convolution of maps with so many rows and as many outputs."""
+    windows = (window for layer in known.layers for window in layer.windows)
+    return next(one for one in windows if one.rows == one.count_outputs() == rows).find_largest_part(grid)
+
+
+def test_a_grid_needs_columns_and_a_place_of_each_map_for_every_device() -> None:
+    split = describe_split(find_workload("resnet50"))
+    assert [choose_grid(split, ranks) for ranks in (2, 7, 8, 16, 64)] == [(2, 1), (7, 1), (4, 2), (4, 4), None]
+    # Files of before tell rows alone, and what has no windows is not split.
+    assert [choose_grid(describe_split(workload()), ranks) for ranks in (28, 32)] == [(28, 1), None]
+    assert choose_grid(SplitNetwork(), 2) is None
 
 
 def test_what_the_recipe_refuses_is_not_on_the_menu() -> None:

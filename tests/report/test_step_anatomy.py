@@ -18,6 +18,7 @@ from headway.core.run_folder import RunFolder
 from headway.observe import layer_times
 from headway.page.panel import Panel
 from headway.report.layer_clocks import LayerClocks, read_layer_clocks
+from headway.report.layer_clocks import build_panels as build_layer_panels
 from headway.report.step_anatomy import StepPart, build_panels, list_step_parts
 
 NAMES = [
@@ -87,7 +88,10 @@ def test_clocks_of_layers_give_each_part_a_number_of_its_own(weighted: tuple[int
     names = ("(network)", "a", "a.norm", "block", "block.b", "block.relu", "head")
     clocks = np.arange(1.0, 8.0)
     weights = np.array([float(place in weighted) for place in range(7)])
-    layers = LayerClocks(names, 1e-3 * clocks, 2e-3 * clocks, weights, step_s=0.001, steps=4, device="cpu")
+    # One module runs in every second step, and so takes twice as long there.
+    counts = np.array([4, 4, 4, 4, 2, 4, 4])
+    times = clocks * 4 / counts
+    layers = LayerClocks(names, counts, 1e-3 * times, 2e-3 * times, weights, step_s=0.001, steps=4, device="cpu")
     found = {part.name: part for part in list_step_parts(SUMMARY, "cpu", layers)}
     assert list(found) == NAMES
     assert not any(part.is_shared for part in found.values())
@@ -115,6 +119,28 @@ def test_a_step_that_was_skipped_counts_for_no_time(taken: tuple[float, ...], me
     clocks = read_layer_clocks(run, "cpu")
     assert clocks is not None
     assert clocks.step_s == pytest.approx(mean, nan_ok=True)
+
+
+def test_a_module_that_some_steps_do_not_call_has_the_mean_of_those_that_do(tmp_path: Path) -> None:
+    """Nothing of the other modules is lost when it is called, and its place is where it is called."""
+    run = RunFolder(tmp_path)
+    for step, rare in enumerate((None, 6.0, None, 2.0), 1):
+        names = ("(network)", "first", "rare", "head") if rare else ("(network)", "first", "head")
+        times = [(1.0, 2.0, 0.0), (3.0, 4.0, 9.0), *([(rare, 2 * rare, 8.0)] if rare else []), (step, step, 7.0)]
+        path, row = run.rows_path("layer_times"), np.array(times, np.float32)
+        append_row(path, names, layer_times.COLUMNS, step, step, row, keeps_names=True)
+    clocks = read_layer_clocks(run, "cpu")
+    assert clocks is not None
+    assert clocks.names == ("(network)", "first", "rare", "head")
+    assert (clocks.steps, clocks.counts.tolist()) == (4, [4, 4, 2, 4])
+    assert clocks.forward_s.tolist() == [1, 3, 4, 2.5]
+    assert clocks.backward_s.tolist() == [2, 4, 8, 2.5]
+    assert clocks.weights.tolist() == [0, 9, 8, 7]
+    bars, table = build_layer_panels(clocks)
+    assert [row[:3] for row in table.data["rows"]][2] == ["rare", "2", "4000"]
+    # Of a mean step of 3 + 7 + 12 / 2 + 5 seconds.
+    assert [row[4] for row in table.data["rows"]] == ["14.3%", "33.3%", "28.6%", "23.8%"]
+    assert "A module that some steps do not call" in bars.note
 
 
 def test_a_run_of_before_has_no_stage_of_the_loss() -> None:

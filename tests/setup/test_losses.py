@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.errors import RecipeError
+from headway.core.errors import RecipeError, UsageError
 from headway.data.columns import LabelKind
 from headway.setup.loss_catalog import LOSSES, SYNONYMS, build_named_loss
 from headway.setup.recipe import TaskRecipe
@@ -205,3 +205,8 @@ def test_the_loss_of_a_task_and_those_of_torch_are_the_named_ones() -> None:
         target = TargetSpec(kind=kind, classes=("a", "b"), numbers=2)
         plain, named = (build_task(TaskRecipe(loss=loss), target, Path()) for loss in (own, name))
         torch.testing.assert_close(plain.loss(outputs, labels), named.loss(outputs, labels))
+
+
+def test_a_kind_of_labels_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"there is no kind of labels 'vaule'\. Did you mean 'value'\?"):
+        build_named_loss("huber", "vaule")  # type: ignore[arg-type]

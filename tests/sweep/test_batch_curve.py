@@ -88,6 +88,7 @@ def test_a_curve_that_is_killed_anywhere_goes_on_and_repeats_nothing(
         (("--batches", "64"), "a curve needs two batches or more"),
         (("--batches", "64,128"), "there is no target to reach"),
         (("--batches", "64,128", "stop_at={loss: 0.3}"), "stop_at does not name accuracy"),
+        (("--batches", "64,128", "--target", "90"), "accuracy lies between 0 and 1, so 90 is never reached"),
         (("--batches", "64,0", "--target", "0.9"), "a batch of 0 has no sample"),
         (("--target", "0.9"), "a curve needs a recipe and batches"),
         (("--batches", "64,128", "--target", "0.9", "data.eval=null"), "evaluation set"),

@@ -32,6 +32,25 @@ def test_steps_to_a_target_lie_between_two_evaluations() -> None:
     assert compute_steps_to(falling, 0.4, higher_is_better=False) == pytest.approx(25)
 
 
+METRICS = st.floats(-2, 2, allow_subnormal=False) | st.sampled_from([math.nan, math.inf, -math.inf, None])
+
+
+@given(st.lists(METRICS, max_size=12), st.booleans(), st.booleans())
+def test_an_evaluation_that_is_not_finite_counts_as_not_made(
+    values: list[float | None], rises: bool, knows_start: bool
+) -> None:
+    start = (-3.0 if rises else 3.0) if knows_start else None
+    evaluations = [(10 * number, value) for number, value in enumerate(values, 1)]
+    finite = [(step, value) for step, value in evaluations if value is not None and math.isfinite(value)]
+    found = compute_steps_to(evaluations, 0.5, start=start, higher_is_better=rises)
+    assert found == compute_steps_to(finite, 0.5, start=start, higher_is_better=rises)
+    reached = [step for step, value in finite if (value >= 0.5 if rises else value <= 0.5)]
+    assert (found is None) == (not reached)
+    if found is not None:
+        before = [step for step, _ in finite if step < reached[0]]
+        assert (before[-1] if before else 0) <= found <= reached[0]
+
+
 def test_three_regimes() -> None:
     steps = [1000, 500, 260, 160, 110, 101, 98]
     batches = [2**place for place in range(len(steps))]

@@ -198,6 +198,20 @@ def test_a_16_bit_wire_halves_gradients_that_are_fp32_alone(folder: Path) -> Non
     assert sent(*half, *wire) == pytest.approx(narrow - norm / 2)
 
 
+def test_the_optimizers_matrix_products_are_in_the_layers_that_have_the_weights(folder: Path) -> None:
+    def count(name: str) -> Workload:
+        overrides = (f"optimizer={{name: {name}, lr: 0.01}}", 'model={factory: "headway.model:small_net"}')
+        return dried(folder / "recipe.yaml", *overrides).workload
+
+    muon, nag = count("muon"), count("nag")
+    filters = {one.name: one.update_multiply_adds for one in muon.layers if one.kind == "Conv2d"}
+    assert all(filters.values())
+    # Linear layers and norms have no products.
+    assert sum(filters.values()) == sum(one.update_multiply_adds for one in muon.layers)
+    assert (muon.step.update.product_precision, nag.step.update.product_precision) == ("bf16", "fp32")
+    assert not any(one.update_multiply_adds for one in nag.layers)
+
+
 def test_a_dry_run_measures_no_precision(folder: Path) -> None:
     assert dried(folder / "recipe.yaml", "precision=auto").workload.step.precision == "fp32"
 

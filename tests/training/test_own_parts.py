@@ -263,6 +263,10 @@ REFUSED = {
     "a record's": ("task={metrics: [{factory: 'own.py:margin', name: step}]}", "a metric cannot be called 'step'"),
     "broken": ("task={metrics: ['own.py:Broken']}", "Broken.compute gives kappa, and its names are kappa, seen"),
     "a goal": ("stop_at={f3: 1}", "no evaluation reports 'f3'. Known here: accuracy, auc, "),
+    "a goal in per cent": (
+        "stop_at={accuracy: 90}",
+        "lies between 0 and 1, so 90 is never reached. For 90 % write 0.9.",
+    ),
     "primary": ("task={primary: f1}", "its primary metric 'f1' is not reported"),
     "a name": ("optimizer={name: 'own.py:Counting', lr: 1}", "an import path is not a name. Write factory: 'own.py"),
     "its option": ("optimizer={factory: 'own.py:Counting', lr: 1, momentum: 0.9}", "Write args: {momentum: 0.9}"),

@@ -199,11 +199,11 @@ def test_stop_at_stops_early_and_says_when(folder: Path, tmp_path: Path) -> None
 
 
 def test_stop_at_that_is_never_reached(folder: Path, tmp_path: Path) -> None:
-    said = headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", "stop_at={accuracy: 1.5}")
+    said = headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", "stop_at={loss: -1.5}")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["stop_at"] == {"goal": {"accuracy": 1.5}, "seconds_to_reach": None}
+    assert summary["stop_at"] == {"goal": {"loss": -1.5}, "seconds_to_reach": None}
     assert summary["step"] == 12
-    assert "accuracy 1.5 was not reached" in said.out
+    assert "loss -1.5 was not reached" in said.out
 
 
 def test_stop_at_names_the_nearest_metric(folder: Path) -> None:

@@ -72,7 +72,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "jitter: {brightness: 0.4, contrast: 0.4, saturation: 0.4, hue: 0.1}, "
         "cutout: 2, random_erasing: {fill: random}, cutmix: {}, mixup: {}}",
     ),
-    "stop_at": ("stop_at={accuracy: 1.1, loss: 0}",),
+    "stop_at": ("stop_at={accuracy: 1, loss: -1}",),
     "ids": ("log_ids=true",),
     "a plain transform": ("transform=user.py:plain",),
     "checked bytes, masked": ("data.verify=always", "data.on_bad=mask"),

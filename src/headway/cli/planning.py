@@ -185,7 +185,8 @@ def _write_plan(plan: JobPlan, page: Path | None, trace: Path | None, as_json: b
         largest = plan.predictions[-1]
         simulate_prediction(plan.job, plan.cluster, largest).write_trace(trace)
         LOG.info(f"Wrote {trace}: {largest.devices:,} devices, the slowest of them step by step.")
-    print_result(plan.to_json(), as_json, format_plan(plan))
+    # The rates of other networks at other image sizes take a fifth of a second, which the text has no use for.
+    print_result(plan.to_json() if as_json else None, as_json, format_plan(plan))
 
 
 def _write_growth(request: PlanRequest, given_options: set[str], as_json: bool) -> None:

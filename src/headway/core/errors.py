@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from headway.core.printable import escape_controls
+from headway.core.printable import escape_controls, hide_credentials
 
 
 class HeadwayError(Exception):
@@ -24,6 +24,8 @@ class HeadwayError(Exception):
     exit_status = 1
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        # Whatever quotes a URL of a configuration: messages get into logs and bug reports.
+        what, where, fix = map(hide_credentials, (what, where, fix))
         self.what, self.where, self.fix = what, where, fix
         # `where` is often the name of a foreign file: newlines and escape sequences in it must not reach the terminal.
         text = f"{escape_controls(where, lines=False)}: {what}" if where else what

@@ -13,6 +13,7 @@ _CONTROL = re.compile(
     "\u2028\u2029\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
 )
 _LINE_CONTROL = re.compile("[\t\n]")
+_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)\S*@")
 
 
 def escape_controls(text: str, *, lines: bool = True) -> str:
@@ -23,6 +24,14 @@ def escape_controls(text: str, *, lines: bool = True) -> str:
     """
     escaped = _CONTROL.sub(_escape, text)
     return escaped if lines else _LINE_CONTROL.sub(_escape, escaped)
+
+
+def hide_credentials(text: str) -> str:
+    """Returns the text with `***` in place of all that stands between `://` and the last `@` of a URL.
+
+    A password may hold characters that end the name of a host elsewhere, such as an unescaped `/`.
+    """
+    return _CREDENTIALS.sub(r"\1***@", text)
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -39,13 +39,24 @@ class RowTable:
 
 
 def append_row(
-    path: Path, names: Sequence[str], columns: Sequence[str], position: int, step: int, values: NDArray[np.float32]
+    path: Path,
+    names: Sequence[str],
+    columns: Sequence[str],
+    position: int,
+    step: int,
+    values: NDArray[np.float32],
+    *,
+    keeps_names: bool = False,
 ) -> None:
-    """Appends one row. The first call creates the file; a file with other names or columns is replaced.
+    """Appends one row. The first call creates the file; a file with other columns is replaced.
 
     Args:
         values: [n, m].
+        keeps_names: a file with other names gets those that it lacks, and keeps its own: NaN is in each row for the
+            names that it did not have. False: a file with other names is replaced.
     """
+    if keeps_names:
+        names, values = _join_names(path, names, columns, values)
     head, kind = _encode_header(names, columns), _build_row_type(len(names), len(columns))
     row = np.zeros(1, kind)
     row["position"], row["step"], row["values"] = position, step, values
@@ -86,6 +97,43 @@ def truncate_rows(path: Path, position: int) -> None:
         head, rows = opened
         kept = rows[rows["position"] <= position]
         write_atomically(path, _encode_header(head["names"], head["columns"]) + kept.tobytes())
+
+
+def _join_names(
+    path: Path, names: Sequence[str], columns: Sequence[str], values: NDArray[np.float32]
+) -> tuple[Sequence[str], NDArray[np.float32]]:
+    """Returns the names of a file and of a new row together, and the row for them; earlier rows are rewritten."""
+    with path.open("a+b") as file:
+        file.seek(0)
+        # The names of the last step, as a rule: nothing has to be parsed.
+        line = file.readline()
+        if not line or line == _encode_header(names, columns) or (table := read_rows(path)) is None:
+            return names, values
+    if table.columns != tuple(columns):
+        return names, values
+    joined = list(table.names)
+    place = 0
+    for name in names:
+        # A new name comes behind the one before it: the order of the names may mean something.
+        place = joined.index(name) if name in joined else place
+        if name not in joined:
+            joined.insert(place, name)
+        place += 1
+    if len(joined) > len(table.names):
+        kind = _build_row_type(len(joined), len(columns))
+        rows = np.zeros(len(table.steps), kind)
+        rows["position"], rows["step"] = table.positions, table.steps
+        rows["values"] = _spread(table.values, table.names, joined)
+        write_atomically(path, _encode_header(joined, columns) + rows.tobytes())
+    return joined, _spread(values[None], names, joined)[0]
+
+
+def _spread(values: NDArray[np.float32], names: Sequence[str], joined: Sequence[str]) -> NDArray[np.float32]:
+    """Returns [rows, names, m] as [rows, joined, m], with NaN for the others."""
+    places = {name: place for place, name in enumerate(joined)}
+    spread = np.full((len(values), len(joined), values.shape[-1]), np.nan, np.float32)
+    spread[:, [places[name] for name in names]] = values
+    return spread
 
 
 def _open_rows(path: Path) -> tuple[dict[str, Any], NDArray[Any]] | None:

@@ -7,12 +7,33 @@ another unit are per sample.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from headway.core.json_record import JsonRecord, read_record
-from headway.core.rows import Range, TransposedWindow, Window, divide, list_pieces
+from headway.core.rows import Need, TransposedWindow, Window, divide, list_pieces
+
+
+class WindowExchange(NamedTuple):
+    """An exchange of the ranks that share a sample, for a window of the network."""
+
+    counts: tuple[tuple[float, float], ...]
+    """Bytes that each rank (sends, receives), row by row of their grid."""
+    is_beside: bool
+    """The convolution runs beside it."""
+
+
+class _Line(NamedTuple):
+    """A rank's rows or columns of the input of a window; by default those of a rank that has all."""
+
+    moved: tuple[int, int] = (0, 0)
+    """Numbers that it (sends, receives)."""
+    own: int = 1
+    needed: int = 1
+    padded: int = 1
+    """Those that it needs, and those of padding."""
+    outputs: int = 1
 
 
 class WorkloadWindow(JsonRecord):
@@ -38,30 +59,69 @@ class WorkloadWindow(JsonRecord):
     """False: a pooling."""
     needs_gradient: bool = True
     """False: its input is the image, so that no gradients go back."""
+    columns: WorkloadWindow | None = None
+    """The same call along the columns, whose numbers and bytes its `rows` are. None: unknown, as in earlier files."""
 
-    def count_exchanged_bytes(self, ranks: int) -> list[tuple[int, int]]:
-        """Counts the bytes that each of the ranks that share a sample (sends, receives) in the forward pass.
+    def list_exchanges(self, grid: tuple[int, int]) -> list[WindowExchange]:
+        """Lists the exchanges of the ranks that share a sample, in the order of the forward pass.
 
         The backward pass sends the gradients of what was received, if the input has any.
+
+        Args:
+            grid: rows and columns of ranks. With several columns, `columns` must be known.
         """
-        owned = divide(self.rows, ranks)
-        needed = [self._find_rows(one) for one in divide(self._count_outputs(), ranks)]
-        counts = []
-        for rank in range(ranks):
-            # Whatever a rank owns itself is in both lists.
-            kept = owned[rank].intersect(needed[rank]).length
-            moved = [sum(one.length for one in pieces) - kept for pieces in list_pieces(owned, needed, rank)]
-            counts.append((moved[0] * self.row_bytes, moved[1] * self.row_bytes))
-        return counts
+        down = self._list_lines(grid[0])
+        across = [_Line()] if self.columns is None or grid[1] == 1 else self.columns._list_lines(grid[1])
+        assert len(across) == grid[1], "the columns of the window are unknown"
+        # Bytes of a row, or of what the window along the columns counts in it.
+        each = self.row_bytes / (1 if len(across) == 1 or self.columns is None else self.columns.rows)
+        ranks = [(row, column) for row in down for column in across]
+        # What runs beside the exchange of rows has its columns before, with the padding at the border of the map.
+        has_idle = any(not line.own or not line.outputs for line in (*down, *across))
+        moves_rows = any(max(line.moved) for line in down)
+        is_split = self.is_convolution and not self.is_transposed and not has_idle and (moves_rows or len(down) == 1)
+        if is_split and min(grid) > 1:
+            first = [(column.moved, row.own) for row, column in ranks]
+            second = [(row.moved, column.padded) for row, column in ranks]
+        else:
+            first = [(row.moved, column.own) for row, column in ranks]
+            second = [(column.moved, row.own if is_split else row.needed) for row, column in ranks]
+        exchanges = [
+            [(each * sent * width, each * received * width) for (sent, received), width in moves]
+            for moves in (first, second)
+        ]
+        found = [counts for counts in exchanges if any(map(max, counts))]
+        return [WindowExchange(tuple(counts), is_split and counts is found[-1]) for counts in found]
 
-    def _count_outputs(self) -> int:
-        return self._window.count_outputs(self.rows)
-
-    def _find_rows(self, outputs: Range) -> Range:
-        window = self._window
+    def _list_lines(self, parts: int) -> list[_Line]:
+        """Lists what each of the ranks along the rows has of the input, and needs of it."""
+        window, owned, made = self._window, divide(self.rows, parts), divide(self.count_outputs(), parts)
         if isinstance(window, TransposedWindow):
-            return window.find_rows(outputs, self.rows)
-        return window.find_need(outputs, self.rows).rows
+            needs = [Need(window.find_rows(one, self.rows), 0, 0) for one in made]
+        else:
+            needs = [window.find_need(one, self.rows) for one in made]
+        needed = [need.rows for need in needs]
+        lines = []
+        for rank, need in enumerate(needs):
+            # Whatever a rank owns itself is in both lists.
+            kept = owned[rank].intersect(need.rows).length
+            sent, received = (sum(one.length for one in pieces) - kept for pieces in list_pieces(owned, needed, rank))
+            padded = need.rows.length + need.before + need.after
+            lines.append(_Line((sent, received), owned[rank].length, need.rows.length, padded, made[rank].length))
+        return lines
+
+    def find_largest_part(self, grid: tuple[int, int]) -> float:
+        """Returns the outputs of the rank of a grid that has most of them, over the mean of the ranks."""
+        found = 1.0
+        for window, parts in zip((self, self.columns), grid, strict=True):
+            if window is not None:
+                made = window.count_outputs()
+                found *= divide(made, parts)[-1].length * parts / made
+        return found
+
+    def count_outputs(self) -> int:
+        """Counts the rows of its output. Raises UsageError if there would be none."""
+        return self._window.count_outputs(self.rows)
 
     @property
     def _window(self) -> Window | TransposedWindow:
@@ -102,6 +162,8 @@ class WorkloadLayer(JsonRecord):
     """Bytes of its output tensors."""
     saved_bytes: int = Field(ge=0)
     """Bytes that forward saves for backward; memory that several layers save counts for the first."""
+    update_multiply_adds: float = Field(default=0.0, ge=0)
+    """Multiply-adds of the matrix products that the optimizer makes for its weights in a step, as Muon and SOAP do."""
     windows: tuple[WorkloadWindow, ...] = ()
     """Its convolutions and poolings over rows, in the order of their calls."""
     saved_bytes_fixed: int = Field(ge=0)
@@ -134,7 +196,9 @@ class WorkloadUpdate(JsonRecord):
     state_bytes: int = Field(ge=0)
     passes: float = Field(ge=0)
     """Memory traffic of a step in multiples of the trained weights' bytes, read or written, without the matrix products
-    of `muon` and `soap`."""
+    of `muon` and `soap`, which the layers count."""
+    product_precision: Literal["fp32", "bf16"] = "fp32"
+    """Precision of these products on a GPU."""
     beside_bytes: int = Field(default=0, ge=0)
     """Other device memory that does not depend on the batch: fp32 masters and their gradients, the network's buffers,
     averaged weights, and the observer's memory in a logging step."""

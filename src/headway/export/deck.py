@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,24 +19,34 @@ from headway.export.table_record import DeckVerdict, InferenceTable, Row
 
 DECK = Path(__file__).with_name("deck.csv")
 FACTORIES = "headway.model:"
-"""Module of the networks that both the decks and Headway have; its other names are in `deck.csv` and below."""
+"""Module of the networks that both the decks and Headway have. The other names in `deck.csv` and below are those of
+networks that `bench.export` has for these tables alone."""
 SIDE = 224
 """Side of the decks' images."""
 HELD = 0.8
 """A gain is reproduced if it is at least this share of the deck's."""
-WHY_LESS = "without oneDNN, PyTorch still multiplies by MKL; the deck's MXNet had no MKL at all"
+OTHER_BASELINE = "without oneDNN, PyTorch still multiplies by MKL; the deck's MXNet had no MKL at all"
 
 ACCURACY = (
     ("AlexNet", "alexnet"),
-    ("DenseNet-121, -161, -169, -201", ""),
-    ("Inception V3", ""),
-    ("MobileNet 0.25, 0.5, 0.75, 1.0", ""),
-    ("MobileNetV2 0.25, 0.5, 0.75, 1.0", ""),
+    ("DenseNet-121", "densenet121"),
+    ("DenseNet-161", "densenet161"),
+    ("DenseNet-169", "densenet169"),
+    ("DenseNet-201", "densenet201"),
+    ("Inception V3", "inception_v3"),
+    ("MobileNet 0.25", "mobilenet_0.25"),
+    ("MobileNet 0.5", "mobilenet_0.5"),
+    ("MobileNet 0.75", "mobilenet_0.75"),
+    ("MobileNet 1.0", "mobilenet_1.0"),
+    ("MobileNetV2 1.0", "mobilenet_v2_1.0"),
+    ("MobileNetV2 0.75", "mobilenet_v2_0.75"),
+    ("MobileNetV2 0.5", "mobilenet_v2_0.5"),
+    ("MobileNetV2 0.25", "mobilenet_v2_0.25"),
     ("ResNet-18 V1", "resnet18"),
     ("ResNet-34 V1", "resnet34"),
     ("ResNet-50 V1", "resnet50"),
 )
-"""The 17 networks of E04; several in one row where `headway.model` has none of them."""
+"""The networks of E04."""
 
 TENSORRT = (
     ("AlexNet", "alexnet", "Titan V", 1.4),
@@ -52,10 +62,15 @@ TENSORRT = (
 
 @dataclass(frozen=True)
 class DeckRow:
-    """A row of E03: what the deck measured without and with MKL-DNN."""
+    """A row of E03: what the deck measured without and with MKL-DNN.
+
+    Attributes:
+        network: as the deck calls it.
+        name: of the network in `headway.model` or `bench.export`.
+    """
 
     network: str
-    factory: str
+    name: str
     without_ms: float
     with_ms: float
     without_images_s: float
@@ -70,8 +85,21 @@ class DeckRow:
 def read_deck() -> list[DeckRow]:
     """Reads E03."""
     with open(DECK, encoding="utf-8", newline="") as file:
-        rows = [(one.pop("table"), one.pop("network"), one.pop("factory"), one) for one in csv.DictReader(file)]
-    return [DeckRow(network, factory, **{k: float(v) for k, v in more.items()}) for _, network, factory, more in rows]
+        rows = [(one.pop("table"), one.pop("network"), one.pop("name"), one) for one in csv.DictReader(file)]
+    return [DeckRow(network, name, **{k: float(v) for k, v in more.items()}) for _, network, name, more in rows]
+
+
+def judge_gain(deck: float, here: float) -> str:
+    """Returns the verdict about a gain by oneDNN.
+
+    A smaller gain than the deck's refutes nothing, as the two compare with different baselines.
+    """
+    return "reproduced" if here >= HELD * deck else f"undecided here: {OTHER_BASELINE}"
+
+
+def judge_accuracy(deltas: Sequence[float], samples: str) -> str:
+    """Returns the verdict about changes of top-1 and top-5 by oneDNN, on samples that have a name."""
+    return "refuted here" if any(deltas) else f"reproduced, on {samples}"
 
 
 def compare_with_deck(factory: str, table: InferenceTable) -> tuple[DeckVerdict, ...]:
@@ -83,7 +111,7 @@ def compare_with_deck(factory: str, table: InferenceTable) -> tuple[DeckVerdict,
     name = factory.removeprefix(FACTORIES)
     if name == factory:
         return ()
-    found = [verdict for row in read_deck() if row.factory == name for verdict in _compare_speed(row, table)]
+    found = [verdict for row in read_deck() if row.name == name for verdict in _compare_speed(row, table)]
     found += [_compare_accuracy(label, table) for label, network in ACCURACY if network == name]
     for label, network, device, gain in TENSORRT:
         if network == name:
@@ -140,7 +168,7 @@ def _measure_speed(without: Row, own: Row, table: InferenceTable) -> tuple[str, 
 def _judge_gain(deck: float, here: float, table: InferenceTable) -> str:
     if table.image[:2] != (SIDE, SIDE):
         return f"not comparable: the deck's images have {SIDE} x {SIDE} pixels"
-    return "reproduced" if here >= HELD * deck else f"refuted here: {WHY_LESS}"
+    return judge_gain(deck, here)
 
 
 def _compare_accuracy(label: str, table: InferenceTable) -> DeckVerdict:
@@ -155,5 +183,4 @@ def _compare_accuracy(label: str, table: InferenceTable) -> DeckVerdict:
     if not deltas:
         return about(here="-", verdict="not measured: there is no evaluation set with classes")
     here = ", ".join(f"{delta + 0.0:.8f}" for delta in deltas)
-    verdict = "refuted here" if any(deltas) else f"reproduced, on {table.samples:,} samples"
-    return about(here=here, verdict=verdict)
+    return about(here=here, verdict=judge_accuracy(deltas, f"{table.samples:,} samples"))

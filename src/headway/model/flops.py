@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
+from headway.core.rows import make_pair
 from headway.core.workload import WorkloadWindow
 
 aten = torch.ops.aten
@@ -47,6 +48,7 @@ FORMULAS = {
 
 
 def _describe_convolution(
+    dimension: int,
     images: Tensor,
     weight: Tensor,
     _b: Any,
@@ -59,12 +61,14 @@ def _describe_convolution(
     **__: Any,
 ) -> dict[str, Any]:
     return {
-        "kernel": weight.shape[2], "stride": stride[0], "padding": padding[0], "dilation": dilation[0],
-        "is_transposed": transposed, "output_padding": output_padding[0],
+        "kernel": weight.shape[2 + dimension], "stride": _choose(stride, dimension),
+        "padding": _choose(padding, dimension), "dilation": _choose(dilation, dimension),
+        "is_transposed": transposed, "output_padding": _choose(output_padding, dimension),
     }  # fmt: skip
 
 
 def _describe_maximum(
+    dimension: int,
     images: Tensor,
     kernel: Sequence[int],
     stride: Sequence[int] = (),
@@ -72,10 +76,12 @@ def _describe_maximum(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> dict[str, Any]:
-    return _describe_average(images, kernel, stride, padding, ceil_mode) | {"dilation": dilation[0]}
+    common = _describe_average(dimension, images, kernel, stride, padding, ceil_mode)
+    return common | {"dilation": _choose(dilation, dimension)}
 
 
 def _describe_average(
+    dimension: int,
     images: Tensor,
     kernel: Sequence[int],
     stride: Sequence[int] = (),
@@ -85,9 +91,14 @@ def _describe_average(
     **__: Any,
 ) -> dict[str, Any]:
     return {
-        "kernel": kernel[0], "stride": (stride or kernel)[0], "padding": padding[0], "ceil_mode": ceil_mode,
-        "is_convolution": False,
+        "kernel": _choose(kernel, dimension), "stride": _choose(stride or kernel, dimension),
+        "padding": _choose(padding, dimension), "ceil_mode": ceil_mode, "is_convolution": False,
     }  # fmt: skip
+
+
+def _choose(values: Sequence[int], dimension: int) -> int:
+    """Returns the number for rows (0) or columns (1); a single one stands for both."""
+    return make_pair(values)[dimension]
 
 
 WINDOWS: dict[Any, Callable[..., dict[str, Any]]] = {
@@ -95,18 +106,24 @@ WINDOWS: dict[Any, Callable[..., dict[str, Any]]] = {
     aten.max_pool2d_with_indices: _describe_maximum,
     aten.avg_pool2d: _describe_average,
 }
-"""For each operation with windows: the fields of a WorkloadWindow that its arguments give."""
+"""For each operation with windows: the fields of a WorkloadWindow that its arguments give along a dimension."""
 
 
 def describe_window(func: Any, images: Tensor, *args: Any, **kwargs: Any) -> WorkloadWindow | None:
-    """Describes a call with windows over the rows of its input; None: another operation, or an input without rows."""
+    """Describes a call with windows along the rows and columns of its input; None: another operation or input."""
     describe = WINDOWS.get(func._overloadpacket)
     # Sequences and vectors have no rows.
     if describe is None or images.dim() != 4:
         return None
-    row_bytes = images.element_size() * images.shape[1] * images.shape[3]
-    settings = describe(images, *args, **kwargs)
-    return WorkloadWindow(rows=images.shape[2], row_bytes=row_bytes, needs_gradient=images.requires_grad, **settings)
+    value_bytes = images.element_size() * images.shape[1]
+    rows, columns = (
+        WorkloadWindow(
+            rows=images.shape[2 + dimension], row_bytes=value_bytes * images.shape[3 - dimension],
+            needs_gradient=images.requires_grad, **describe(dimension, images, *args, **kwargs),
+        )
+        for dimension in (0, 1)
+    )  # fmt: skip
+    return rows.model_copy(update={"columns": columns})
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
@@ -92,3 +92,9 @@ def count_multiply_adds(optimizer: torch.optim.Optimizer, parameters: Iterable[t
         count = optimizer._build_update_rule(group).count_multiply_adds
         counts |= {} if count is None else {parameter: count(parameter) for parameter in group["params"]}
     return {name: counts[parameter] for name, parameter in parameters if counts.get(parameter)}
+
+
+def find_product_precision(optimizer: torch.optim.Optimizer) -> Literal["fp32", "bf16"]:
+    """Returns the precision of an optimizer's matrix products on a GPU."""
+    found = {group.get("ns_precision", "fp32") for group in optimizer.param_groups}
+    return "bf16" if found & {"auto", "bf16"} else "fp32"

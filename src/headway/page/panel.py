@@ -83,6 +83,7 @@ def lines(
     log_x: bool = False,
     log_y: bool = False,
     bands: Sequence[tuple[int, Sequence[float | None], Sequence[float | None]]] = (),
+    rules: Sequence[tuple[str, float]] = (),
     **panel: Any,
 ) -> Panel:
     """Builds a `lines` panel.
@@ -90,9 +91,10 @@ def lines(
     Args:
         series: (name, x, y) of each line.
         bands: (index of a line, low, high) of a shaded range around it.
+        rules: (name, y) of horizontal lines across the chart.
     """
     # The index of a band's line is stored as `of`; its bounds belong to the x of that line.
-    data = {
+    data: dict[str, Any] = {
         "x_label": x_label,
         "y_label": y_label,
         "y_range": None if y_range is None else list(y_range),
@@ -101,6 +103,8 @@ def lines(
         "series": [{"name": label, "x": list(x), "y": list(y)} for label, x, y in series],
         "bands": [{"of": number, "low": list(low), "high": list(high)} for number, low, high in bands],
     }
+    if rules:
+        data["rules"] = [{"name": rule_name, "at": position} for rule_name, position in rules]
     return Panel(name=name, title=title, kind="lines", data=data, **panel)
 
 

@@ -79,6 +79,14 @@ class BandData(PanelModel):
 
 
 @final
+class RuleData(PanelModel):
+    """Named line across a whole chart."""
+
+    name: str
+    at: float
+
+
+@final
 class LinesData(PanelModel):
     """Lines over common axes."""
 
@@ -89,11 +97,15 @@ class LinesData(PanelModel):
     y_range: tuple[float, float] | None = None
     log_x: bool = False
     log_y: bool = False
+    rules: list[RuleData] = []
+    """Horizontal lines at some y."""
 
     @model_validator(mode="after")
     def _check_range(self) -> LinesData:
         if self.y_range and (self.y_range[0] >= self.y_range[1] or (self.log_y and self.y_range[0] <= 0)):
             raise ValueError("y_range must ascend, and be above 0 on a logarithmic axis")
+        if self.log_y and any(rule.at <= 0 for rule in self.rules):
+            raise ValueError("a logarithmic axis has no rules at 0 or below")
         return self
 
     @model_validator(mode="after")
@@ -155,14 +167,6 @@ class StackData(PanelModel):
 
     name: str
     values: list[float]
-
-
-@final
-class RuleData(PanelModel):
-    """Named line across all bars."""
-
-    name: str
-    at: float
 
 
 @final

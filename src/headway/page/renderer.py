@@ -67,7 +67,7 @@ def render(
         footer=footer,
         groups=groups,
         css=_read_asset("page.css"),
-        script=_read_asset("charts.js"),
+        script=_read_asset("rules.js") + _read_asset("charts.js"),
         canvas_script=_read_asset("canvas.js") if kinds & set(CANVAS_KINDS) else "",
         plotly=_read_asset(PLOTLY_FILE) if kinds & set(PLOTLY_KINDS) else "",
     )

@@ -64,8 +64,14 @@ class StepParameters:
         """Returns the parameters moved by a vector in the order of `PARAMETERS`. A value of 0, or all hidden, stays."""
         factors = np.exp(np.clip(by, -20.0, 20.0))
         losses, odds = self.losses, factors[6]
+        compute = ComputeTime(
+            fixed_s=float(self.compute.fixed_s * factors[1]),
+            sample_s=float(self.compute.sample_s * factors[0]),
+            # The optimizer's products take as long as the device is slow.
+            update_s=float(self.compute.update_s * factors[0]),
+        )
         return StepParameters(
-            ComputeTime(float(self.compute.fixed_s * factors[1]), float(self.compute.sample_s * factors[0])),
+            compute,
             StepLosses(
                 contention=float(losses.contention * factors[2]),
                 jitter=float(losses.jitter * factors[3]),

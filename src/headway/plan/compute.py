@@ -21,7 +21,13 @@ from headway.plan.job import ComputeEstimate, EstimateBasis, TrainingJob
 from headway.plan.losses import LossPriors, load_priors
 from headway.plan.plausibility import check_agreement
 from headway.plan.prediction import predict_job_step
-from headway.plan.roofline import choose_peak, count_weight_bytes, estimate_sample_time, get_peak_share
+from headway.plan.roofline import (
+    choose_peak,
+    count_weight_bytes,
+    estimate_sample_time,
+    estimate_update_s,
+    get_peak_share,
+)
 from headway.plan.step import NCCL_ALGORITHMS, ComputeTime
 
 NO_PROFILE = (
@@ -88,6 +94,18 @@ def estimate_from_profile(profile: Profile, workload: Workload) -> ComputeEstima
         losses=priors.losses,
         covariance=build_covariance(priors, COMPUTE_ERROR["profile"]),
     )
+
+
+def separate_update(estimate: ComputeEstimate, update_s: float) -> ComputeEstimate:
+    """Separates the optimizer's matrix products from the fixed time of a step, which was measured with them.
+
+    Args:
+        update_s: seconds of the products by the data sheet.
+    """
+    compute = estimate.compute
+    update_s = min(update_s, compute.fixed_s)
+    compute = replace(compute, fixed_s=compute.fixed_s - update_s, update_s=update_s)
+    return replace(estimate, compute=compute)
 
 
 def estimate_node_loading(profile: Profile, cluster: Cluster) -> float | None:
@@ -168,12 +186,16 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
             fix = f"Give runs on up to {cluster.devices} devices, or on whole nodes."
             raise UsageError(problem, where="--runs", fix=fix)
 
+    def add_update(compute: ComputeTime) -> ComputeTime:
+        # The data sheet tells the optimizer's products, and the runs the rest of the fixed time.
+        return replace(compute, update_s=job.compute.update_s)
+
     def predict_seconds(parameters: StepParameters, run: MeasuredRun) -> float:
         nodes = max(1, run.ranks // cluster.devices)
         used = cluster if run.ranks >= cluster.devices else cluster.model_copy(update={"devices": run.ranks})
         # As `predict` takes it, so that a plan at a run's own devices and batch gives that run back.
         one_step = replace(
-            job, compute=parameters.compute, losses=parameters.losses, algorithms=NCCL_ALGORITHMS,
+            job, compute=add_update(parameters.compute), losses=parameters.losses, algorithms=NCCL_ALGORITHMS,
             per_device=None, batch=run.ranks * run.samples_per_rank,
         )  # fmt: skip
         samples = one_step.find_largest_share(run.ranks)
@@ -207,7 +229,7 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
     # Runs that contradict each other say less than their number promises.
     covariance[0, 0] += statistics.fmean(math.log(times) ** 2 for times in off) + RUN_ERROR**2
     return ComputeEstimate(
-        found.parameters.compute,
+        add_update(found.parameters.compute),
         "runs",
         _describe_runs(runs, found.covariance[fixed_at, fixed_at] < TOLD * priors.spreads[0] ** 2),
         tuple(warnings),
@@ -238,7 +260,7 @@ def build_covariance(priors: LossPriors, compute_error: float) -> Vector:
 
 def estimate_from_data_sheet(workload: Workload, device: Device) -> ComputeEstimate:
     """Estimates the compute time by the roofline of a device's data sheet; the least accurate of the three ways."""
-    kind, peak = choose_peak(workload, device)
+    kind, peak = choose_peak(workload.step.precision, device)
     sheet, time = device.tflops, estimate_sample_time(workload, device)
     weights_s = count_weight_bytes(workload) / (device.memory_gb_s * 1e9 * roofline.MEMORY_SHARE)
     warnings = [NO_PROFILE]
@@ -254,7 +276,9 @@ def estimate_from_data_sheet(workload: Workload, device: Device) -> ComputeEstim
         kinds = "bf16 (or fp16)" if device.has_bf16 else "fp16"
         warnings.append(f"{warning}plan with precision={kinds} after the recipe, or after the name of a network.")
     return ComputeEstimate(
-        ComputeTime(LAUNCH_S * LAUNCHES * len(workload.layers) + weights_s, time.seconds),
+        ComputeTime(
+            LAUNCH_S * LAUNCHES * len(workload.layers) + weights_s, time.seconds, estimate_update_s(workload, device)
+        ),
         "data sheet",
         f"the data sheet alone: {get_peak_share(kind):.0%} of {peak:g} TFLOPS ({kind}), and"
         f" {roofline.MEMORY_SHARE:.0%} of {device.memory_gb_s:,.0f} GB/s, which limits {time.memory_share:.0%} of it",

@@ -13,6 +13,7 @@ from headway.plan.cluster import Cluster
 from headway.plan.convergence import EpochsLaw, LearningRateSuggestion, load_official_points, suggest_learning_rate
 from headway.plan.device_memory import DeviceMemory, estimate_memory
 from headway.plan.growth import DataGrowth
+from headway.plan.input_roofline import InputRoofline, compute_input_roofline
 from headway.plan.job import ComputeEstimate, TrainingJob, has_official_runs
 from headway.plan.prediction import Prediction
 from headway.plan.published import ComparedRun, compare_published
@@ -29,7 +30,7 @@ PER_DEVICE = (128, 64)
 class JobPlan:
     """Everything that `headway plan` reports about a job on a cluster."""
 
-    name: str
+    workload: Workload
     job: TrainingJob
     cluster: Cluster
     estimate: ComputeEstimate
@@ -66,6 +67,15 @@ class JobPlan:
     loading_from: str = ""
 
     @property
+    def name(self) -> str:
+        """Name of the workload."""
+        return self.workload.name
+
+    def compute_input_roofline(self) -> InputRoofline | None:
+        """Computes which networks at which image sizes wait for the input of a node; see `input_roofline`."""
+        return compute_input_roofline(self.workload, self.job, self.cluster)
+
+    @property
     def best(self) -> Prediction:
         """Prediction for the most nodes that pay."""
         return next(one for one in self.predictions if one.nodes == self.paying_nodes)
@@ -82,6 +92,7 @@ class JobPlan:
             }
             for one, lr in zip(self.predictions, self.lars, strict=True)
         ]
+        roofline = self.compute_input_roofline()
         values = {
             "name": self.name,
             "cluster": self.cluster.model_dump(mode="json"),
@@ -104,6 +115,7 @@ class JobPlan:
             "within_node": [{**asdict(one), "step_s": one.step.seconds} for one in self.within_node],
             "published": [asdict(one) for one in self.published],
             "growth": None if self.growth is None else asdict(self.growth),
+            "input_roofline": None if roofline is None else roofline.to_json(),
         }
         plain: dict[str, Any] = replace_infinite(values)
         return plain
@@ -171,7 +183,7 @@ def build_plan(
         suggested = [suggest_learning_rate(one.batch, load_official_points()) for one in predictions]
         lars = [one if one is not None and one.inside else None for one in suggested]
     return JobPlan(
-        workload.name, job, cluster, estimate, epochs_from, tuple(predictions), paying,
+        workload, job, cluster, estimate, epochs_from, tuple(predictions), paying,
         tuple(rank_sensitivities(job, cluster, paying)), tuple(compare_strategies(workload, job, cluster, paying)),
         memory[paying], tuple(count for count, one in memory.items() if not one.fits), tuple(lars), useful, deadline_h,
         nodes_in_time=find_nodes_in_time(job, cluster, nodes, deadline_h, surely=False),

@@ -54,6 +54,7 @@ def build_panels(plan: JobPlan) -> list[Panel]:
         *_build_convergence_panels(plan),
         *_build_sensitivity_panels(plan),
         *_build_growth_panels(plan),
+        *_build_input_panels(plan),
         panel.table("answers", "All node counts", columns, rows, order=9, section="Plan", width="full", note=note),
         *_build_other_tables(plan),
     ]
@@ -122,6 +123,37 @@ def _build_scaling_panels(plan: JobPlan) -> list[Panel]:
         energy = [("planned", nodes, kwh)]
         panels.append(panel.lines("energy", "Energy", energy, y_label="kWh", y_range=bounds, order=5, **BY_NODES))
     return panels
+
+
+def _build_input_panels(plan: JobPlan) -> list[Panel]:
+    """Builds the lines of networks by image size beside those of a node's input, and the sizes up to which a network
+    waits; none if nothing is known of the input."""
+    roofline = plan.compute_input_roofline()
+    if roofline is None:
+        return []
+    sides, last = [float(side) for side in roofline.sides], roofline.sides[-1]
+    note = (
+        f"A network above a dashed line waits for it: {pluralise(plan.cluster.devices, 'device')} of one node, loading"
+        " encoded images of such a side, and the storage while caches are cold."
+    )
+    waits = [roofline.find_limited(limit) for limit in roofline.limits]
+    rows = []
+    for network in roofline.networks:
+        found = [one.get(network.name) for one in waits]
+        cells = ["never" if side is None else f"{side} px" if side < last else "all" for side in found]
+        rows.append((network.name, *cells))
+    return [
+        panel.lines(
+            "input", "Which networks wait for their input",
+            [(one.name, sides, one.images_s) for one in roofline.networks], x_label="side of the image in pixels",
+            y_label=f"{plan.job.unit}/s", log_y=True, order=8, section="Plan", width="full", note=note,
+            rules=[(one.name, one.images_s) for one in roofline.limits],
+        ),
+        panel.table(
+            "input_limits", "Sides of the image up to which they wait",
+            ("network", *(one.name for one in roofline.limits)), rows, order=8, section="Plan", width="full",
+        ),
+    ]  # fmt: skip
 
 
 def _build_step_panel(plan: JobPlan) -> Panel:

@@ -12,7 +12,7 @@ from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
 from headway.plan.losses import StepLosses
 from headway.plan.step import PlannedBucket, StepTime, choose_buckets, predict_step
-from headway.plan.strips import estimate_split_s
+from headway.plan.strips import choose_grid, estimate_split_s
 
 Bottleneck = Literal[
     "computing", "fixed time of a step", "contention in a node", "exchange", "slowest device", "loading", "storage"
@@ -138,8 +138,8 @@ def estimate_strips_s(job: TrainingJob, cluster: Cluster, samples: float, strips
     """
     if strips == 1:
         return 0.0
-    computing_s = job.compute.seconds(samples)
-    return estimate_split_s(job.split, cluster.build_network(1), samples * strips, strips, computing_s)
+    grid = choose_grid(job.split, strips) or (strips, 1)
+    return estimate_split_s(job.split, cluster.build_network(1), samples * strips, grid, job.compute)
 
 
 def estimate_loader_rate(cluster: Cluster, nodes: int) -> float:

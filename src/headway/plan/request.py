@@ -20,6 +20,7 @@ from headway.plan.compute import (
     estimate_from_profile,
     estimate_from_runs,
     estimate_node_loading,
+    separate_update,
 )
 from headway.plan.convergence import EpochsLaw
 from headway.plan.facility.request import FacilityRequest, build_facility_request
@@ -252,7 +253,7 @@ def _estimate_compute(
     # A loading rate in the cluster's own file wins over the one that the profile implies.
     if cluster.node.images_s is None and (images_s := estimate_node_loading(alone[0], cluster)) is not None:
         cluster = _update_node(cluster, images_s=images_s)
-    estimate = estimate_from_profile(alone[0], workload)
+    estimate = separate_update(estimate_from_profile(alone[0], workload), sheet.compute.update_s)
     doubts = {path: one.verdict.unexplained for path, one in zip(request.profile, profiles, strict=True)}
     warnings = [*estimate.warnings, *(f"{path} was not confirmed. {why}" for path, why in doubts.items() if why)]
     return replace(estimate, warnings=tuple(warnings)), cluster

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 from headway.core.workload import Workload, WorkloadLayer
 from headway.plan.cluster import Device
@@ -21,6 +21,7 @@ from headway.plan.plausibility import WINOGRAD, takes_winograd
 # which no product reaches. Shares of the peak alone, 0.5 and 0.2, left 0.66. The rates of the P40 were kept out.
 PEAK_SHARE = {"fp32": 0.65, "tensor cores": 0.8}
 MEMORY_SHARE = 0.65
+Precision = Literal["fp32", "bf16", "fp16"]
 # A layer reads its input and writes its output. In the backward pass it does so once for the gradient of its input, and
 # once for those of its weights.
 PASSES = 3
@@ -36,10 +37,9 @@ class SampleTime:
     memory_share: float
 
 
-def choose_peak(workload: Workload, device: Device) -> tuple[str, float]:
-    """Chooses the peak that a workload computes with. Returns (fp32, TF32 or mixed; tera-operations per second)."""
+def choose_peak(precision: Precision, device: Device) -> tuple[str, float]:
+    """Chooses the peak that a device computes with. Returns (fp32, TF32 or mixed; tera-operations per second)."""
     sheet = device.tflops
-    precision = workload.step.precision
     has_units = sheet.mixed is not None and (precision == "fp16" or (precision == "bf16" and device.has_bf16))
     if sheet.mixed is not None and has_units:
         return "mixed", sheet.mixed
@@ -54,10 +54,22 @@ def get_peak_share(kind: str) -> float:
     return PEAK_SHARE["fp32" if kind == "fp32" else "tensor cores"]
 
 
+def compute_rate(precision: Precision, device: Device) -> float:
+    """Computes the operations/s that layers reach on a device."""
+    kind, peak = choose_peak(precision, device)
+    return peak * 1e12 * get_peak_share(kind)
+
+
+def estimate_update_s(workload: Workload, device: Device) -> float:
+    """Estimates the seconds of the matrix products that the optimizer makes in a step; 0 for most optimizers."""
+    operations = 2 * sum(layer.update_multiply_adds for layer in workload.layers)
+    return operations / compute_rate(workload.step.update.product_precision, device)
+
+
 def estimate_sample_time(workload: Workload, device: Device) -> SampleTime:
     """Estimates the time of one sample by the roofline of a device."""
-    kind, peak = choose_peak(workload, device)
-    operations_s, bytes_s = peak * 1e12 * get_peak_share(kind), device.memory_gb_s * 1e9 * MEMORY_SHARE
+    kind, _ = choose_peak(workload.step.precision, device)
+    operations_s, bytes_s = compute_rate(workload.step.precision, device), device.memory_gb_s * 1e9 * MEMORY_SHARE
     total = in_memory = 0.0
     for layer in workload.layers:
         computing = count_operations(layer, kind) / operations_s

@@ -78,7 +78,10 @@ def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Perturba
 
     perturbations: dict[str, Perturbation] = {
         # A faster device needs less time: this one divides.
-        "speed of a device": lambda by: (scale_compute(sample_s=compute.sample_s / by), cluster),
+        "speed of a device": lambda by: (
+            scale_compute(sample_s=compute.sample_s / by, update_s=compute.update_s / by),
+            cluster,
+        ),
         "fixed time of a step": lambda by: (scale_compute(fixed_s=compute.fixed_s * by), cluster),
         "bandwidth between nodes": scale_part("between", "gbit_s"),
         "latency between nodes": scale_part("between", "latency_us"),

@@ -43,9 +43,11 @@ class ComputeTime:
     fixed_s: float
     # Additional seconds of each sample.
     sample_s: float
+    # Seconds of the optimizer's matrix products, once a step however many micro-batches it has.
+    update_s: float = 0.0
 
     def seconds(self, samples: float) -> float:
-        """Returns the seconds of a micro-batch."""
+        """Returns the seconds of a micro-batch, without the optimizer's products."""
         return self.fixed_s + self.sample_s * samples
 
 
@@ -135,8 +137,8 @@ def predict_step(
     )
     exposed = losses.hidden * exchange.exposed_s + (1 - losses.hidden) * exchange.seconds
     return StepTime(
-        accumulate * compute.fixed_s, accumulate * compute.sample_s * samples, waits, exposed, exchange.seconds,
-        tuple(sorted(set(exchange.algorithms))), accumulate * crowded,
+        accumulate * compute.fixed_s + compute.update_s, accumulate * compute.sample_s * samples, waits, exposed,
+        exchange.seconds, tuple(sorted(set(exchange.algorithms))), accumulate * crowded,
     )  # fmt: skip
 
 

@@ -234,9 +234,11 @@ def simulate_prediction(
     network = cluster.build_network(prediction.nodes, spread=job.spread)
     each = job.find_largest_share(prediction.devices)
     known, compute, backward = prediction.input_images_s < float("inf"), job.compute, job.backward
-    # The halo exchange between strips takes time in every micro-batch, during which no bucket fills.
-    if prediction.strips > 1:
-        waits_s = estimate_strips_s(job, cluster, each, prediction.strips)
+    # The halo exchange between strips takes time in every micro-batch, during which no bucket fills, and so do the
+    # optimizer's products once a step.
+    waits_s = estimate_strips_s(job, cluster, each, prediction.strips)
+    waits_s += compute.update_s / job.count_micro_batches(prediction.devices)
+    if waits_s:
         longer = replace(compute, fixed_s=compute.fixed_s + waits_s)
         backward *= compute.seconds(each) / longer.seconds(each)
         compute = longer

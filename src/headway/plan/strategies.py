@@ -27,9 +27,10 @@ from headway.plan.job import TrainingJob
 from headway.plan.owners import compute_owner_loads
 from headway.plan.prediction import Prediction, get_algorithms, predict
 from headway.plan.step import list_gradients
-from headway.plan.strips import count_split_bytes, estimate_split_s
+from headway.plan.strips import Grid, choose_grid, count_split_bytes, estimate_split_s
 from headway.plan.tower_layers import compute_tower_share, find_towers
 
+# Devices that share an image.
 STRIPS = (2, 4, 8, 16)
 # Steps of a round, as by default; fewer where they would take more than `train` allows.
 LOCAL_STEPS = 16
@@ -108,10 +109,14 @@ class _Menu:
         ratio = job.wire_ratio if self.nodes > 1 else 1.0
         return 2 * (devices - 1) / devices * ratio * sum(one.nbytes for one in job.gradients)
 
-    def format_spatial(self, ranks: int) -> str:
-        """Formats the recipe key for images that so many devices share."""
-        across = ", across_hosts: true" if self.spans_nodes(ranks) else ""
-        return f"parallel: {{strategy: spatial, ranks: {ranks}{across}}}"
+    def format_spatial(self, grid: Grid) -> tuple[str, str]:
+        """Formats the name and the recipe key of images that the devices of a grid share."""
+        rows, columns = grid
+        across = ", across_hosts: true" if self.spans_nodes(rows * columns) else ""
+        shape = f", grid: [{rows}, {columns}]" if columns > 1 else ""
+        parts = f"{rows} x {columns} parts" if columns > 1 else f"{rows} strips"
+        recipe = f"parallel: {{strategy: spatial, ranks: {rows * columns}{shape}{across}}}"
+        return f"each image in {parts}", recipe
 
     def spans_nodes(self, devices: int) -> bool:
         """Returns True if so many devices that share a sample lie on several nodes, at least some of them."""
@@ -130,8 +135,9 @@ class _Menu:
         if strips == 1:
             self.add("data parallel", "parallel: {strategy: data}", self.plain, sent, self.memory)
             return
-        sent += self.parts * count_split_bytes(self.job.split, self.each * strips, strips)
-        self.add(f"each image in {strips} strips", self.format_spatial(strips), self.plain, sent, self.memory)
+        grid = choose_grid(self.job.split, strips) or (strips, 1)
+        sent += self.parts * count_split_bytes(self.job.split, self.each * strips, grid)
+        self.add(*self.format_spatial(grid), self.plain, sent, self.memory)
 
     def add_less_memory(self) -> None:
         """Adds micro-batches if a step does not fit in memory, or strips if a single sample does not."""
@@ -148,32 +154,28 @@ class _Menu:
         elif not self.memory.most_samples and "spatial" not in self.refused:
             for strips in STRIPS:
                 if self.plain.strips < strips and self.cluster.devices % strips == 0:
+                    grid = choose_grid(self.job.split, strips) or (strips, 1)
                     shared = predict(replace(self.job, per_device=1 / strips, batch=None), self.cluster, self.nodes)
-                    sent = self.count_gradient_bytes(self.job) + count_split_bytes(self.job.split, 1, strips)
-                    self.add(
-                        f"each image in {strips} strips", self.format_spatial(strips), shared, sent,
-                        self.estimate(1 / strips), f"a batch of {shared.batch:,.0f}",
-                    )  # fmt: skip
+                    sent = self.count_gradient_bytes(self.job) + count_split_bytes(self.job.split, 1, grid)
+                    memory, note = self.estimate(1 / strips), f"a batch of {shared.batch:,.0f}"
+                    self.add(*self.format_spatial(grid), shared, sent, memory, note)
 
     def add_spatial(self) -> None:
-        """Adds strips of the same batch: as much work and memory as before, and exchanges in every layer."""
+        """Adds strips or grids of the same batch: as much work and memory as before, and exchanges in every layer."""
         split = self.job.split
         if not split.windows or not self.memory.most_samples:
             return
         for strips in STRIPS:
-            # Strips of fewer than one row are none.
-            if strips > min(self.cluster.devices, *(one.window.rows for one in split.windows)):
-                break
             # Images are shared inside of a node, whose link is much faster.
-            if self.cluster.devices % strips:
+            grid = None if self.cluster.devices % strips else choose_grid(split, strips)
+            if grid is None:
                 continue
             images = self.each * strips
-            computing_s = self.job.compute.seconds(self.each)
-            split_s = estimate_split_s(split, self.cluster.build_network(1), images, strips, computing_s)
+            split_s = estimate_split_s(split, self.cluster.build_network(1), images, grid, self.job.compute)
             found = predict(replace(self.job, exchange_s=split_s), self.cluster, self.nodes)
-            sent = self.count_gradient_bytes(self.job) + count_split_bytes(split, images, strips)
-            name, recipe = f"each image in {strips} strips", self.format_spatial(strips)
-            self.add(name, recipe, found, sent, self.memory, "the same batch and memory; for images that do not fit")
+            sent = self.count_gradient_bytes(self.job) + count_split_bytes(split, images, grid)
+            note = "the same batch and memory; for images that do not fit"
+            self.add(*self.format_spatial(grid), found, sent, self.memory, note)
 
     def add_hybrid(self) -> None:
         """Adds fully connected layers in parts: activations cross the network instead of their gradients."""
@@ -243,7 +245,10 @@ class _Menu:
         total = sum(one.nbytes for one in self.job.gradients)
         if not total:
             return
-        loads = compute_owner_loads([one.nbytes for one in self.job.gradients], devices)
+        products = [one.update_multiply_adds for one in self.workload.order_by_gradient() if one.gradient_bytes]
+        loads = compute_owner_loads([one.nbytes for one in self.job.gradients], devices, products)
+        # Each owner makes the products of its own tensors.
+        compute = replace(self.job.compute, update_s=loads.products * self.job.compute.update_s)
         gradients = tuple(
             replace(one, nbytes=load * one.nbytes)
             for one, load in zip(self.job.gradients, loads.gradients, strict=True)
@@ -251,7 +256,8 @@ class _Menu:
         # The backward pass hides the gradients; weights travel after the step.
         # Seconds of a micro-batch.
         gather_s = collectives.predict_cost("ring", self.network).seconds(loads.weights * total) / self.parts
-        found = predict(replace(self.job, gradients=gradients, exchange_s=gather_s), self.cluster, self.nodes)
+        job = replace(self.job, gradients=gradients, exchange_s=gather_s, compute=compute)
+        found = predict(job, self.cluster, self.nodes)
         saved = round(update.state_bytes * (1 - loads.largest))
         memory = replace(self.memory, weights=self.memory.weights - saved)
         sent = total * max(1 - one + (devices - 1) * one for one in (loads.largest, loads.least))

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 
 from headway.core.errors import UsageError, suggest_nearest
-from headway.core.workload import Workload, WorkloadLayer
+from headway.core.workload import Workload, WorkloadLayer, WorkloadWindow
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 # What people call the batch in a recipe, here and elsewhere.
@@ -57,6 +57,11 @@ def _read_workload(name: str) -> Workload:
     return Workload.model_validate_json(text)
 
 
+def _narrow_window(window: WorkloadWindow) -> WorkloadWindow:
+    columns = None if window.columns is None else _narrow_window(window.columns)
+    return window.model_copy(update={"row_bytes": window.row_bytes // 2, "columns": columns})
+
+
 def convert_precision(workload: Workload, precision: str) -> Workload:
     """Returns an fp32 workload as it computes in another precision: activations take 2 bytes, weights stay fp32.
 
@@ -67,7 +72,7 @@ def convert_precision(workload: Workload, precision: str) -> Workload:
         return workload
 
     def narrow(layer: WorkloadLayer) -> WorkloadLayer:
-        windows = tuple(one.model_copy(update={"row_bytes": one.row_bytes // 2}) for one in layer.windows)
+        windows = tuple(map(_narrow_window, layer.windows))
         halves = {name: getattr(layer, name) // 2 for name in ("activation_bytes", "saved_bytes")}
         return layer.model_copy(update={"windows": windows, **halves})
 

@@ -27,7 +27,8 @@ class LayerClocks:
 
     Attributes:
         names: names of the modules, in the order of their first calls.
-        forward_s, backward_s: [n], seconds of a step; a module's own, without the modules inside it.
+        counts: [n], number of the measured steps in which each module was called.
+        forward_s, backward_s: [n], seconds of a step that calls it; a module's own, without the modules inside it.
         weights: [n], weights of each module itself, without biases.
         step_s: seconds of the optimizer's step; NaN if it made none.
         steps: number of steps that were measured.
@@ -35,12 +36,18 @@ class LayerClocks:
     """
 
     names: tuple[str, ...]
+    counts: NDArray[np.int64]
     forward_s: NDArray[np.float64]
     backward_s: NDArray[np.float64]
     weights: NDArray[np.float64]
     step_s: float
     steps: int
     device: str
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """Share of the measured steps in which each module was called, [n]."""
+        return self.counts / self.steps
 
     def list_parts(self, optimizer_s: float) -> dict[str, tuple[float, str]]:
         """Returns (seconds, note) of the parts of a step that these clocks stand for.
@@ -67,10 +74,10 @@ class LayerClocks:
             "layer 2": (rest, hidden),
             "layer 3": (output, f"{on}; the last layer"),
         }
-        parts = {
-            f"back-propagation, {name}": (self.backward_s[mask].sum(), said) for name, (mask, said) in places.items()
-        }
-        parts |= {f"activation, {name}": (self.forward_s[mask].sum(), said) for name, (mask, said) in places.items()}
+        # Of a mean step, also for modules that some steps do not call.
+        forward, backward = self.forward_s * self.shares, self.backward_s * self.shares
+        parts = {f"back-propagation, {name}": (backward[mask].sum(), said) for name, (mask, said) in places.items()}
+        parts |= {f"activation, {name}": (forward[mask].sum(), said) for name, (mask, said) in places.items()}
         parts["output"] = parts.pop("activation, layer 3")
         if np.isfinite(self.step_s):
             # On a GPU the step's events may be longer than the time in which the host launches it.
@@ -90,35 +97,47 @@ def read_layer_clocks(run: RunFolder, device: str) -> LayerClocks | None:
     table = row_file.read_rows(run.rows_path("layer_times"))
     if table is None or not len(table.steps):
         return None
-    means = table.values.astype(np.float64).mean(axis=0)
+    values = table.values.astype(np.float64)
+    counts = np.isfinite(values[:, :, 0]).sum(axis=0)
+    # The rows of a module may have been cut by a resume.
+    kept = np.flatnonzero(counts)
+    names, counts = tuple(table.names[place] for place in kept), counts[kept]
+    means = np.nansum(values[:, kept], axis=0) / counts[:, None]
     step = row_file.read_rows(run.rows_path("optimizer_times"))
     taken = np.zeros(0) if step is None else step.values.astype(np.float64)
     # fp16 skips a step whose gradients are infinite, and that has no time.
     taken = taken[np.isfinite(taken)]
     step_s = float(taken.mean()) if len(taken) else float("nan")
-    return LayerClocks(table.names, means[:, 0], means[:, 1], means[:, 2], step_s, len(table.steps), device)
+    return LayerClocks(names, counts, means[:, 0], means[:, 1], means[:, 2], step_s, len(table.steps), device)
 
 
 def build_panels(clocks: LayerClocks) -> list[Panel]:
     """Builds the bars of the slowest layers, and the table of all."""
-    total = clocks.forward_s + clocks.backward_s
+    total = (clocks.forward_s + clocks.backward_s) * clocks.shares
     drawn = sorted(np.argsort(-total, kind="stable")[:DRAWN_LAYERS])
     stacks = [
         (word, [_round_ms(times[place]) for place in drawn])
         for word, times in (("forward", clocks.forward_s), ("backward", clocks.backward_s))
     ]
     note = f"Mean of {pluralise(clocks.steps, 'logging step')}, each module without those inside it."
+    if clocks.counts.min(initial=clocks.steps) < clocks.steps:
+        note += " A module that some steps do not call has the mean of those that do; the table counts them."
     if len(drawn) < len(total):
         note += f" The {len(drawn)} slowest of {len(total)}, in the order of their calls."
     if clocks.device == "cpu":
         note += " The clocks themselves take some microseconds a module."
     whole = max(float(total.sum()), 1e-12)
     rows = [
-        (name, f"{_round_ms(forward):g}", f"{_round_ms(backward):g}", f"{(forward + backward) / whole:.1%}")
-        for name, forward, backward in zip(clocks.names, clocks.forward_s, clocks.backward_s, strict=True)
+        (name, f"{count:,}", f"{_round_ms(forward):g}", f"{_round_ms(backward):g}", f"{share / whole:.1%}")
+        for name, count, forward, backward, share in zip(
+            clocks.names, clocks.counts, clocks.forward_s, clocks.backward_s, total, strict=True
+        )
     ]
     more: dict[str, Any] = {"section": SECTION, "width": "full"}
-    columns, names = ("module", "forward, ms", "backward, ms", "share"), [clocks.names[place] for place in drawn]
+    columns, names = (
+        ("module", "steps", "forward, ms", "backward, ms", "share"),
+        [clocks.names[place] for place in drawn],
+    )
     given: dict[str, Any] = {"x_label": "ms per step", "order": 335, "note": note, **more}
     return [
         panel.bars("layer-times", "Time of each layer", names, stacks, **given),

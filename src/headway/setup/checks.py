@@ -16,7 +16,7 @@ from headway.launch.hosts import check_batch_covers_ranks
 from headway.model.fake_tensors import use_fake_tensors
 from headway.parallel.parallel_recipe import AnyParallelRecipe, AsyncRecipe, ExpertsRecipe, SpatialRecipe
 from headway.parallel.place import describe_counts
-from headway.setup.metric_catalog import collect_set_metrics, compute_set_metrics
+from headway.setup.metric_catalog import SHARES, TOP, collect_set_metrics, compute_set_metrics
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
 from headway.setup.run_log import NON_METRIC_KEYS
@@ -267,7 +267,8 @@ def check_metrics(names: list[str], task: Task) -> None:
 
 
 def check_stop_at(recipe: TrainRecipe, metrics: list[str]) -> None:
-    """Raises RecipeError if `stop_at` or `early_stopping` names a metric that no evaluation reports."""
+    """Raises RecipeError if `stop_at` or `early_stopping` names a metric that no evaluation reports, or if a goal of
+    `stop_at` is above all that its metric can be."""
     # Otherwise the run would never reach its goal.
     named = [("stop_at", name) for name in recipe.stop_at or {}]
     if recipe.early_stopping is not None and recipe.early_stopping.metric != "auto":
@@ -275,6 +276,23 @@ def check_stop_at(recipe: TrainRecipe, metrics: list[str]) -> None:
     for key, name in named:
         if name not in metrics:
             raise RecipeError(f"no evaluation reports {name!r}", where=key, fix=suggest_nearest(name, metrics))
+    for name, goal in (recipe.stop_at or {}).items():
+        if is_share(name, recipe) and goal > 1:
+            what, fix = explain_share(name, goal)
+            raise RecipeError(what, where=f"stop_at.{name}", fix=fix)
+
+
+def is_share(name: str, recipe: TrainRecipe) -> bool:
+    """Returns True if a metric is one of Headway's own that lie between 0 and 1."""
+    # One of the user's may have any name.
+    own = {metric.name for metric in recipe.task.metrics if metric.factory is not None}
+    is_built_in = recipe.task.factory == "auto" or recipe.task.factory.startswith("headway.")
+    return is_built_in and name not in own and (name in SHARES or TOP.fullmatch(name) is not None)
+
+
+def explain_share(name: str, goal: float) -> tuple[str, str]:
+    """Returns what is wrong with a goal above 1, and how to mend it."""
+    return f"{name} lies between 0 and 1, so {goal:g} is never reached", f"For {goal:g} % write {goal / 100:g}."
 
 
 def check_ghost_groups(recipe: TrainRecipe, micro_batch: int) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headway.core.errors import RecipeError, suggest_nearest
+from headway.core.errors import RecipeError, UsageError, suggest_nearest
 from headway.core.user_code import check_arguments
 from headway.data.columns import LabelKind
 from headway.setup import losses
@@ -71,7 +71,10 @@ def build_named_loss(name: str, kind: LabelKind, arguments: Mapping[str, Any] | 
 
     Raises:
         RecipeError: there is no such loss, it does not suit the labels, or an argument does not fit.
+        UsageError: there is no such kind of labels.
     """
+    if kind not in LABEL_PHRASES:
+        raise UsageError(f"there is no kind of labels {kind!r}", fix=suggest_nearest(kind, LABEL_PHRASES))
     suitable = [one for one, functions in LOSSES.items() if kind in functions]
     if name not in LOSSES:
         twin = SYNONYMS.get(name.lower().removesuffix("_loss"))

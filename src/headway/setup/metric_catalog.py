@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, final
 
@@ -33,6 +34,8 @@ RANKED: dict[LabelKind, tuple[str, ...]] = {"class": ("auc",), "multi": ("auc", 
 OF_VALUES = ("mae", "rmse", "r2")
 TOP = re.compile(r"top([1-9]\d*)")
 """Name of the accuracy of the k best classes, such as `top5`."""
+SHARES = {"accuracy", "label_accuracy", "exact", *chain(*COUNTED.values(), *RANKED.values())}
+"""Metrics of Headway's own that lie between 0 and 1, but for those of `TOP`."""
 
 
 @final

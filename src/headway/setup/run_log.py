@@ -165,10 +165,13 @@ class RunLog:
         position: int,
         step: int,
         values: NDArray[np.float32],
+        *,
+        keeps_names: bool = False,
     ) -> None:
         """Appends to a file of rows; see `headway.core.row_file`."""
         if self._is_lead:
-            row_file.append_row(self._run.rows_path(kind), names, columns, position, step, values)
+            path = self._run.rows_path(kind)
+            row_file.append_row(path, names, columns, position, step, values, keeps_names=keeps_names)
 
     def cut_ids(self, position: int) -> None:
         """Removes the ids of this process from a position on, whose step failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from headway.core.errors import UsageError
@@ -25,12 +26,31 @@ def parse_local_path(uri: str | os.PathLike[str], fix: str) -> Path:
 
 
 def redact_url(uri: str) -> str:
-    """Returns a URL without user name, password and query, for messages."""
+    """Returns a URL without user name, password and query, for messages.
+
+    Nothing between `://` and the last `@` is shown, since a password may hold a `/`, `?` or `#` that is not escaped.
+    """
+    scheme, separator, location = uri.partition("://")
     # Signed URLs carry their signature in the query.
-    url, _, _ = uri.partition("?")
-    scheme, separator, location = url.partition("://")
-    authority, slash, path = location.partition("/")
-    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+    shown, _, query = location.partition("?")
+    if "@" in query:
+        # A `?` in a password, or an `@` in the query: neither part may be shown.
+        return f"{scheme}{separator}***"
+    before, at, rest = shown.rpartition("@")
+    # An `@` behind a slash may belong to the path, and then what is shown is not the whole address.
+    hidden = "***@" if at and "/" in before else ""
+    return f"{scheme.partition('?')[0]}{separator}{hidden}{rest}"
+
+
+def expect_escaped(uri: str) -> None:
+    """Raises UsageError if the password in a URL has a character that ends the name of the host."""
+    location = uri.partition("://")[2]
+    authority = re.split(r"[/?#]", location, maxsplit=1)[0]
+    _, colon, port = authority.rpartition(":")
+    # Others would take the beginning of the password for a port, and say so in their messages.
+    if colon and "@" not in authority and "@" in location and not port.isdecimal() and not port.endswith("]"):
+        what = "the password in this address has a /, ? or # that is not escaped"
+        raise UsageError(what, where=redact_url(uri), fix="Write %2F for /, %3F for ? and %23 for # in it.")
 
 
 def get_cache_folder() -> Path:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.core.free_memory import read_free_memory_bytes
-from headway.storage.addresses import redact_url
+from headway.storage.addresses import expect_escaped, redact_url
 from headway.storage.transport import FileVersion, FsspecTransport, HttpTransport, StoppedError, Transport
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -40,7 +40,7 @@ class RemoteFolder:
         display_uri: the URL for messages, without a password.
 
     Raises:
-        UsageError: no installed package can read such a URL.
+        UsageError: no installed package can read such a URL, or its password is not escaped.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class RemoteFolder:
         attempts: int = MAX_ATTEMPTS,
         pause_s: float = FIRST_PAUSE_S,
     ) -> None:
+        expect_escaped(uri)
         self.uri = uri.rstrip("/")
         self.display_uri = redact_url(self.uri)
         self._sizes = dict(sizes or {})

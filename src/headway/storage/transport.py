@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import math
 import socket
 import ssl
 import threading
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple, final
 
 from headway.core.errors import DataError, UsageError
 from headway.core.files import describe_os_error
+from headway.core.retry_after import parse_retry_after
 from headway.storage.addresses import redact_url
 
 _PIECE_BYTES = 4 << 20
@@ -102,9 +104,8 @@ class HttpTransport(Transport):
             # These may pass: timeouts, too many requests, and errors of the server.
             if answer.status in _TRANSIENT_STATUSES:
                 self._drop()
-                return ReadAttempt(
-                    0, f"the server answered {answer.status} {answer.reason}", pause_s=_read_retry_after(answer)
-                )
+                pause_s = parse_retry_after(answer.getheader("Retry-After", ""), math.inf)
+                return ReadAttempt(0, f"the server answered {answer.status} {answer.reason}", pause_s=pause_s)
             version = self._parse_version(answer, name, start)
             # Bytes go straight into the buffer of the caller.
             while count < len(into) and (received := answer.readinto(into[count:])):
@@ -307,11 +308,6 @@ def _close_all(connections: set[http.client.HTTPConnection]) -> None:
     for connection in connections:
         connection.close()
     connections.clear()
-
-
-def _read_retry_after(answer: http.client.HTTPResponse) -> float:
-    text = answer.getheader("Retry-After", "")
-    return float(text) if text.isdecimal() else 0.0
 
 
 def _describe_error(error: Exception) -> str:

@@ -24,6 +24,7 @@ from headway.core.signals import handle_signals
 from headway.core.text_format import align_table, pluralise
 from headway.optim.batch_scaling import require_number
 from headway.page.renderer import render
+from headway.setup.checks import explain_share
 from headway.setup.rates import resolve_batch
 from headway.setup.recipe import TrainRecipe
 from headway.sweep.cohort import Assignment, Outcome
@@ -135,6 +136,8 @@ class CurveResult:
     def describe(self) -> str:
         """Describes the result, for the terminal."""
         perfect, lines = self.curve.find_perfect_scaling(), align_table(list_rows(self.curve, self.settings.samples))
+        if all(self.curve.search(batch)[1] is None for batch in self.curve.batches):
+            lines.append("No batch reaches the target: lower it (--target), or give the runs more epochs (epochs=60).")
         if perfect.batch is None:
             lines.append(f"The end of perfect scaling is not known: {perfect.how}.")
         else:
@@ -174,6 +177,12 @@ def draw_curve(
     if target is None:
         what = f"stop_at does not name {probe.objective}, the metric of this recipe's task"
         raise UsageError(what, fix=f"Give --target, a value of {probe.objective}.")
+    if probe.is_share and target > 1:
+        what, fix = explain_share(probe.objective, target)
+        raise UsageError(what, where="--target", fix=fix)
+    if batches[-1] > probe.samples:
+        what = f"The batch of {batches[-1]:,} is larger than the data set of {probe.samples:,}"
+        LOG.warning(f"{what}: each step spans epochs.")
     settings = CurveRecipe(
         recipe=collect_given_values(probe.loaded),
         batches=batches,

@@ -58,7 +58,7 @@ class PerfectScaling:
 
 
 def compute_steps_to(
-    evaluations: Sequence[tuple[int, float]],
+    evaluations: Sequence[tuple[int, float | None]],
     target: float,
     *,
     start: float | None = None,
@@ -67,7 +67,7 @@ def compute_steps_to(
     """Computes the steps to a target, along a line between the evaluation before and the one that reached it.
 
     Args:
-        evaluations: (step, metric), the oldest first.
+        evaluations: (step, metric), the oldest first. One that is None or not finite counts as not made.
         start: metric before the first step, such as that of chance. None: it is not known, and a target that the first
             evaluation reaches counts as reached at its step.
         higher_is_better: direction of the metric.
@@ -78,6 +78,9 @@ def compute_steps_to(
     sign = 1.0 if higher_is_better else -1.0
     before = None if start is None else (0, start)
     for step, value in evaluations:
+        # A line through NaN would be NaN everywhere.
+        if value is None or not math.isfinite(value):
+            continue
         if sign * value >= sign * target:
             if before is None:
                 return float(step)

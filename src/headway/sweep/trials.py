@@ -14,7 +14,7 @@ from headway.core.errors import RecipeError, suggest_nearest
 from headway.core.recipe import LoadedRecipe
 from headway.core.user_code import import_user_object, read_parameters
 from headway.setup.build import build_setup
-from headway.setup.checks import check_network
+from headway.setup.checks import check_network, is_share
 from headway.setup.first_batch import load_first_batch
 from headway.setup.rates import plan_steps, resolve_batch, resolve_rates
 from headway.setup.recipe import TrainRecipe
@@ -74,12 +74,14 @@ class Probe:
         samples: size of the training set.
         objective: the metric by which trials are compared.
         higher_is_better: its direction.
+        is_share: it lies between 0 and 1.
     """
 
     loaded: LoadedRecipe[TrainRecipe]
     samples: int
     objective: str
     higher_is_better: bool
+    is_share: bool
 
 
 def probe_recipe(
@@ -128,6 +130,7 @@ def probe_recipe(
             objective=objective,
             # 2 reaches a goal of 1 if higher is better.
             higher_is_better=reaches_goal(setup.task, objective, 2.0, 1.0),
+            is_share=is_share(objective, setup.recipe),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence, Set
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +35,7 @@ from headway.model.fake_tensors import use_fake_tensors
 from headway.model.graph_breaks import CompileReport, try_compiling
 from headway.model.layer_profile import PROFILE_BATCH_SIZES, profile_layers
 from headway.model.model_size import measure_model_size
-from headway.optim.footprint import estimate_footprint
+from headway.optim.footprint import count_multiply_adds, estimate_footprint, find_product_precision
 from headway.parallel.parallel_recipe import (
     AsyncRecipe,
     ExpertsRecipe,
@@ -165,7 +166,9 @@ def dry_run(
         # `data.train (FILE:LINE): PATH` names the key too.
         where = error.where.rpartition(": ")[2]
         if stated is None and (where in named or Path(where).resolve() in paths):
-            raise UsageError(error.what, where=error.where, fix=f"{error.fix} {WITHOUT_DATA}".strip()) from None
+            raise UsageError(
+                error.what, where=error.where, fix=f"{error.fix.rstrip('.')}. {WITHOUT_DATA}".lstrip(". ")
+            ) from None
         raise
     with closing(setup.inputs):
         # Real images where there are any: a network may branch on their size.
@@ -285,7 +288,7 @@ def _build_workload(
     on_host = recipe.augment.list_augmentations() & HOST_AUGMENTATIONS if place and place.where == "host" else set()
     return Workload(
         name=recipe.name,
-        layers=layers,
+        layers=_add_update_products(setup, layers),
         input=WorkloadInput(
             height=height,
             width=width,
@@ -307,6 +310,7 @@ def _build_workload(
                 optimizer=recipe.optimizer.name,
                 state_bytes=kept.state_bytes,
                 passes=moved / stepped,
+                product_precision=find_product_precision(setup.optimizer),
                 beside_bytes=sum(part.bytes for part in list_extra_memory(setup)),
             ),
             exchange=WorkloadExchange(
@@ -330,6 +334,14 @@ def _build_workload(
             checkpoint_bytes=count_checkpoint_bytes(setup, kept.state_bytes),
         ),
     )
+
+
+def _add_update_products(setup: TrainSetup, layers: Sequence[WorkloadLayer]) -> tuple[WorkloadLayer, ...]:
+    """Adds the multiply-adds of the optimizer's matrix products to the layers that have the weights."""
+    by_layer = Counter[str]()
+    for name, count in count_multiply_adds(setup.optimizer, setup.stepped.named_parameters()).items():
+        by_layer[name.rpartition(".")[0]] += count  # type: ignore[assignment]
+    return tuple(one.model_copy(update={"update_multiply_adds": float(by_layer[one.name])}) for one in layers)
 
 
 def _list_refused(recipe: TrainRecipe) -> dict[str, Any]:

@@ -140,7 +140,8 @@ class StepObserver:
             log.write_rows("activations", self._activations.names, activations.COLUMNS, position, step, percentiles)
         if self._times is not None and (measured := self._times.read()) is not None:
             names, times, step_s = measured
-            log.write_rows("layer_times", names, layer_times.COLUMNS, position, step, times)
+            # A network may call some modules in some steps only.
+            log.write_rows("layer_times", names, layer_times.COLUMNS, position, step, times, keeps_names=True)
             row = np.array([[step_s]], np.float32)
             log.write_rows("optimizer_times", ("optimizer",), layer_times.STEP_COLUMNS, position, step, row)
         if self._noise is None:

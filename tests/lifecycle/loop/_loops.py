@@ -89,3 +89,31 @@ def set_labels(loop: Path) -> Path:
         table.writeheader()
         table.writerows(row | {"label": find_truth(row["name"])} for row in rows)
     return path
+
+
+def judge_by_hand(loop: Path, scores: tuple[float, float]) -> None:
+    """Makes a loop that waits for its first labels one whose round 1 has passed its gate, by its journal alone.
+
+    Rounds 0 and 1 get an export that is a file with a score.
+    """
+    tree = json.loads((loop / "journal.json").read_text())
+    first = find_stage(loop, 0, "train")
+    verdict = {"images": 100, "lost": 0, "won": 1, "drop": -1.0, "bound": 1.0, "allowed": 0.0, "allowed_bound": None}
+    gain = {"mean": 0.01, "low": 0.0, "high": 0.02}
+    label = {"number": 4, "labelled": 20, "people_s": 0.0, "review": {}}
+    stages: list[tuple[int, str, dict[str, Any]]] = [
+        (1, "label", label | {"version": first["version"]}),
+        (1, "train", first),
+        (1, "gate", verdict | {"passed": True, "against": 0, "gain": gain, "gain_in_all": gain}),
+    ]
+    for number, score in enumerate(scores):
+        export = loop / "rounds" / str(number) / "export"
+        export.mkdir(parents=True)
+        (export / "score.txt").write_text(str(score))
+        facts = {"folder": str(export.relative_to(loop)), "passed": True, "targets": {"onnx": True}}
+        stages.append((number, "export", facts))
+    tree["stages"] += [
+        {"round": number, "name": name, "facts": facts, "seconds": 1.0, "cpu_s": 1.0, "ended": 1.0}
+        for number, name, facts in stages
+    ]
+    (loop / "journal.json").write_text(json.dumps(tree))

@@ -15,6 +15,7 @@ from tests._support import digits_arrays, headway, refused, write_recipe
 from tests.lifecycle.loop._loops import (
     find_stage,
     find_truth,
+    judge_by_hand,
     list_waiting,
     make_loop,
     read_journal,
@@ -182,6 +183,8 @@ def test_a_damaged_journal_is_named(waiting: Path) -> None:
         ({"mine": {"strategy": "magic"}}, "strategy"),
         ({"lables": {}}, "labels"),
         ({"name": "../x"}, "name"),
+        ({"verify": {"command": ["true"], "metric": "score"}, "export": None}, "verify judges the export"),
+        ({"verify": {"command": [], "metric": "score"}}, "verify.command"),
         ({"export": {"to": ["onnx", "onx"]}}, "there is no target 'onx'. Did you mean 'onnx'?"),
     ],
     ids=lambda value: str(value)[:24],
@@ -281,9 +284,64 @@ def test_what_is_missing_is_said_before_anything_is_trained(tmp_path: Path, monk
     change(settings, data=f"store:{tmp_path}/store//blind")
     assert "IMAGES --split eval --store" in refused("loop", settings, "--out", tmp_path / "loop", status=2)
     assert json.dumps(read_journal(tmp_path / "loop")) == "[]"
-    change(settings, data=f"store:{tmp_path}/store//digits", export={"to": ["onnx"]})
+    verify = {"command": ["no-such-program"], "metric": "score"}
+    change(settings, data=f"store:{tmp_path}/store//digits", export={"to": ["onnx"]}, verify=verify)
+    said = refused("loop", settings, "--out", tmp_path / "loop", status=2)
+    assert "verify.command: there is no program 'no-such-program' that can be run. Name one on the PATH" in said
+    change(settings, verify=None)
     monkeypatch.setattr(target, "find_spec", lambda name: None if name == "onnxscript" else object())
     said = refused("loop", settings, "--out", tmp_path / "loop", status=2)
     assert "export.to" in said
     assert "the target onnx needs onnxscript" in said
     assert json.dumps(read_journal(tmp_path / "loop")) == "[]"
+
+
+# Notes whose export it has judged.
+SIMULATE = 'echo "${1##*/}" >> calls.txt; echo "{\\"score\\": $(cat "$0/score.txt"), \\"other\\": 1}"'
+VERIFY = {"command": ["sh", "-c", SIMULATE], "metric": "score"}
+
+
+def test_a_program_of_the_users_decides_too(waiting: Path, tmp_path: Path) -> None:
+    """Its number of the new network is compared with that of the accepted one, and each is measured once."""
+    folder = tmp_path / "copy"
+    shutil.copytree(waiting, folder)
+    settings, out = folder / "loop.yaml", folder / "loop"
+    judge_by_hand(out, (0.8, 0.7))
+    change(settings, export={"to": ["onnx"]}, rounds=1, verify=VERIFY | {"drop": 0.05})
+    run = ("loop", settings, "--out", out, "--json")
+
+    def read_calls() -> list[str]:
+        return (folder / "calls.txt").read_text().split()
+
+    # A program that fails is no verdict, and nothing is noted.
+    (out / "rounds/1/export/score.txt").rename(out / "score.txt")
+    assert "it is not JSON" in refused(*run, status=1)
+    assert [stage["name"] for stage in read_journal(out)][-2:] == ["export", "verify"]
+    (out / "score.txt").rename(out / "rounds/1/export/score.txt")
+    said = headway(*run).json()
+    assert (said["state"], said["accepted"]) == ("finished", 0)
+    assert find_stage(out, 0, "verify") | {"program": ""} == {
+        "program": "", "metric": "score", "better": "higher", "value": 0.8, "against": None, "before": None,
+        "allowed": 0.05, "passed": True,
+    }  # fmt: skip
+    found = find_stage(out, 1, "verify")
+    assert (found["value"], found["before"], found["against"], found["passed"]) == (0.7, 0.8, 0, False)
+    # Of round 0, whose number was journalled before the program failed, once.
+    assert read_calls() == ["0", "1", "1"]
+    # What is decided stays, also with another limit.
+    change(settings, verify=VERIFY | {"drop": 0.2})
+    assert headway(*run).json()["accepted"] == 0
+    assert read_calls() == ["0", "1", "1"]
+    text = headway(*run[:-1]).out
+    assert "Verification of round 1: refused: score 0.7, that of round 0 0.8; higher is better." in text
+    assert "verification refused" in text
+    page = (out / "loop.html").read_text()
+    for words in ("Verification by round", "score, higher is better", "verification refused"):
+        assert words in page
+    # Another program measures something else, so the accepted network is measured anew.
+    tree = json.loads((out / "journal.json").read_text())
+    tree["stages"].pop()
+    (out / "journal.json").write_text(json.dumps(tree))
+    change(settings, verify=VERIFY | {"drop": 0.1, "command": ["sh", "-c", SIMULATE + " # again"]})
+    assert headway(*run).json()["accepted"] == 1
+    assert read_calls() == ["0", "1", "1", "0", "1"]

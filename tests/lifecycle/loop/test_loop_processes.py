@@ -11,12 +11,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import yaml
 from tests._support import finished, headway, running
-from tests.lifecycle.loop._loops import find_stage, find_truth, list_waiting, make_loop, read_journal
+from tests.lifecycle.loop._loops import (
+    find_stage,
+    find_truth,
+    judge_by_hand,
+    list_waiting,
+    make_loop,
+    read_journal,
+)
 from tests.lifecycle.service._service import serving_data
 
 from headway.export.manifest import open_manifest
+from headway.lifecycle.loop.verification import PROCESS
 from headway.lifecycle.service.client import Client
 from headway.lifecycle.store.store import Store
 
@@ -109,9 +119,47 @@ def test_a_signal_stops_a_loop_which_then_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.check
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=lambda end: end.name)
+def test_a_verification_that_was_killed_runs_again(tmp_path: Path, end: signal.Signals) -> None:
+    """The program of the loop that was killed does not go on beside the new one."""
+    settings, out, calls = make_loop(tmp_path, members=1, rounds=1), tmp_path / "loop", tmp_path / "calls.txt"
+    headway("loop", settings, "--out", out, "--once")
+    judge_by_hand(out, (3.0, 2.0))
+    script = 'echo $$ ${1##*/} >> calls.txt; while [ ! -e "go${1##*/}" ]; do sleep 0.05; done; '
+    command = ["sh", "-c", script + 'echo "{\\"crashes\\": $(cat "$0/score.txt")}"']
+    verify = {"command": command, "metric": "crashes", "better": "lower"}
+    settings.write_text(yaml.safe_dump(yaml.safe_load(settings.read_text()) | {"export": {}, "verify": verify}))
+    (tmp_path / "go0").touch()
+    with running("loop", settings, "--out", out) as process:
+        # The program may begin before the loop has noted which process it is.
+        noted = out / "rounds/1/verify" / PROCESS
+        while not noted.exists() or calls.read_text().count("\n") < 2:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        process.send_signal(end)
+        process.communicate()
+    first = int(calls.read_text().split()[2])
+    # SIGTERM ends the program with the loop.
+    assert psutil.pid_exists(first) == (end == signal.SIGKILL)
+    assert read_journal(out)[-1]["name"] == "verify"
+    assert read_journal(out)[-1]["round"] == 0
+    # Frozen, so that it does not end by itself.
+    if end == signal.SIGKILL:
+        os.kill(first, signal.SIGSTOP)
+    (tmp_path / "go1").touch()
+    assert headway("loop", settings, "--out", out, "--json").json()["accepted"] == 1
+    assert not psutil.pid_exists(first) or psutil.Process(first).status() == psutil.STATUS_ZOMBIE
+    assert [line.split()[1] for line in calls.read_text().splitlines()] == ["0", "1", "1"]
+
+
+@pytest.mark.check
+@pytest.mark.timeout(900)
 def test_labels_by_post_and_an_export(tmp_path: Path) -> None:
-    """The loop waits, a client labels over HTTP, and the loop goes on by itself to a network that passed both gates."""
-    settings, out = make_loop(tmp_path, members=1, rounds=1, export={"to": ["onnx"]}), tmp_path / "loop"
+    """The loop waits, a client labels over HTTP, and the loop goes on by itself to a network that passed all gates."""
+    count = 'echo "{\\"files\\": $(find "$0" -name pipeline.json | wc -l)}"'
+    verify = {"command": ["sh", "-c", count], "metric": "files"}
+    settings = make_loop(tmp_path, members=1, rounds=1, export={"to": ["onnx"]}, verify=verify)
+    out = tmp_path / "loop"
     with serving_data(tmp_path / "store") as served, running("loop", settings, "--out", out, "--json") as process:
         client = Client(served.started["url"])
         while not any(stage["name"] == "mine" for stage in read_journal(out)):
@@ -138,6 +186,8 @@ def test_labels_by_post_and_an_export(tmp_path: Path) -> None:
     assert process.returncode == 0, errors
     assert json.loads(text)["accepted"] == 1
     assert find_stage(out, 1, "export")["passed"]
+    # Round 0 is exported too, since its number is what that of round 1 is compared with.
+    assert [find_stage(out, number, "verify")["value"] for number in (0, 1)] == [1, 1]
     assert open_manifest(out / "rounds/1/export").run["folder"] == str(out / "rounds/1/members/1")
     said = headway("lineage", out / "rounds/1/members/1/weights.safetensors").out
     assert "20 by carla" in said

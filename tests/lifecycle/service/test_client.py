@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Iterator
+from email.utils import formatdate, parsedate_to_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -64,6 +67,24 @@ def test_a_data_set_from_files_to_labels(client: Client, tmp_path: Path) -> None
     sample = next(client.list_samples("walk", "v1", split="train"))
     assert client.read_blob(sample["sha256"]) in {draw(number) for number in range(6)}
     assert "walk" in [one["dataset"] for one in client.list_datasets()]
+
+
+def test_a_data_set_whose_answer_is_lost_is_created_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, lost = http.client.HTTPConnection.getresponse, list[int]()
+
+    def lose(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+        answer = read(connection)
+        if not lost:
+            lost.append(answer.status)
+            raise ConnectionResetError
+        return answer
+
+    monkeypatch.setattr(http.client.HTTPConnection, "getresponse", lose)
+    made = client.create("lost", classes=["cat"])
+    assert lost == [201]
+    assert made["version"] == client.describe("lost")["version"]
+    with pytest.raises(ServiceError, match="already"):
+        client.create("lost", classes=["cat"])
 
 
 def test_linked_files_are_added_as_what_they_lead_to(client: Client, tmp_path: Path) -> None:
@@ -230,6 +251,19 @@ def test_a_server_that_sends_elsewhere_gets_nothing_done_and_nobody_the_token(tm
                 # Neither a second time, nor a part of an upload.
                 assert asked == ["GET", "POST", "POST"]
         assert reached == []
+
+
+def test_a_pause_that_the_server_asks_for_is_kept() -> None:
+    """In seconds or as a date; also beyond the client's patience, and then it tries once more."""
+    for build in (lambda: "1", lambda: formatdate(time.time() + 2, usegmt=True)):
+        pause, began = build(), time.time()
+        with answering(503, **{"Retry-After": pause}) as (url, asked):
+            client = Client(url, patience_s=0.2)
+            with pytest.raises(ServiceError):
+                client.list_datasets()
+        until = began + 1 if pause == "1" else parsedate_to_datetime(pause).timestamp()
+        assert time.time() >= until
+        assert asked == ["GET", "GET"]
 
 
 def test_a_token_without_encryption_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests._support import free_port
 from tests.lifecycle.service._cutting import Proxy
-from tests.lifecycle.service._service import Served, build_changes, create, draw_tar, key, serving_data
+from tests.lifecycle.service._service import Served, build_changes, check_problem, create, draw_tar, key, serving_data
 
 from headway.lifecycle import Client
 from headway.lifecycle.store.store import Store
@@ -179,6 +179,9 @@ def test_a_lost_answer_is_given_again(tmp_path: Path) -> None:
         create(served, "cars")
         first = served.ask("POST", "/datasets/cars", body, headers)
         assert first.status == 201
+        facts, usual = b'{"classes": ["cat"]}', {"Content-Type": "application/json"} | key()
+        made = served.ask("PUT", "/datasets/boats", facts, usual)
+        assert served.ask("POST", "/datasets/boats", draw_tar(0, 2), headers | key()).status == 201
         served.process.kill()
     # As if the kill had come before the answer was kept.
     import sqlite3
@@ -192,6 +195,11 @@ def test_a_lost_answer_is_given_again(tmp_path: Path) -> None:
         assert again.json()["version"] == first.json()["version"]
         assert again.json()["added"] == 3
         assert len(served.ask("GET", "/datasets/cars/versions").json()["versions"]) == 2
+        # A new data set too, whatever it has become meanwhile; another body or another key is another request.
+        repeated = served.ask("PUT", "/datasets/boats", facts, usual)
+        assert (repeated.status, repeated.body) == (made.status, made.body) == (201, made.body)
+        for other, sent in ((b"{}", usual), (facts, usual | key())):
+            check_problem(served.ask("PUT", "/datasets/boats", other, sent), 409, "/problems/exists")
 
 
 @pytest.mark.check

@@ -9,6 +9,7 @@ FOLDER/
     rounds/1/members/1, 2 ...   run folders of the networks that were trained on the new labels
     rounds/1/answers.safetensors  which images of the evaluation split each of them has right
     rounds/1/export/            the accepted network
+    rounds/1/verify/            what the program of `verify` has printed about it
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from headway.core.run_folder import RunFolder
 from headway.core.untrusted_json import JsonError, expect_entries, is_number, is_object, is_whole_number, parse_object
 
 FORMAT = 1
-StageName = Literal["begin", "train", "mine", "label", "gate", "export"]
+StageName = Literal["begin", "train", "mine", "label", "gate", "export", "verify"]
 _NAMES: tuple[str, ...] = get_args(StageName)
 
 
@@ -38,7 +39,7 @@ class Stage:
 
     Attributes:
         round: number of its round; 0 before the first one.
-        name: `begin` (pin version and settings), `train`, `mine`, `label`, `gate` or `export`.
+        name: `begin` (pin version and settings), `train`, `mine`, `label`, `gate`, `export` or `verify`.
         facts: its result.
         seconds: wall time of the last try; for `label` since the picks were there.
         cpu_s: CPU seconds of the last try, with those of child processes.
@@ -95,8 +96,8 @@ class LoopFolder:
             yield
 
     def find(self, number: int, name: StageName) -> Stage | None:
-        """Returns a stage of a round; None: it is not done."""
-        return next((stage for stage in self.stages if (stage.round, stage.name) == (number, name)), None)
+        """Returns a stage of a round, the newest if it was done again; None: it is not done."""
+        return next((stage for stage in reversed(self.stages) if (stage.round, stage.name) == (number, name)), None)
 
     def note(self, number: int, name: StageName, facts: dict[str, Any], *, seconds: float, cpu_s: float) -> Stage:
         """Notes that a stage is done. It is on disk when this returns."""
@@ -129,6 +130,10 @@ class LoopFolder:
     def find_export(self, number: int) -> Path:
         """Returns the folder of a round's export."""
         return self.folder / "rounds" / str(number) / "export"
+
+    def find_verified(self, number: int) -> Path:
+        """Returns the folder with what the program of `verify` has printed about a round's export."""
+        return self.folder / "rounds" / str(number) / "verify"
 
     def _read(self) -> tuple[Stage, ...]:
         if not self.journal_path.exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from headway.core.files import write_atomically
 from headway.core.statistics import compute_interval
@@ -38,6 +39,7 @@ def build_panels(summary: LoopSummary) -> list[Panel]:
     panels = [_build_cards(summary)]
     if any(one.accuracy for one in summary.rounds):
         panels += [_build_accuracy(summary), _build_round_table(summary)]
+    panels += _build_verification(summary)
     if any(one.arms for one in summary.rounds):
         panels.append(_build_arm_table(summary))
     if summary.rounds:
@@ -118,6 +120,32 @@ def _build_round_table(summary: LoopSummary) -> Panel:
     return panel.table("rounds", "Rounds", columns, rows, section="Result", order=120, width="full", note=note)
 
 
+def _build_verification(summary: LoopSummary) -> list[Panel]:
+    """Builds the line and the table of what the program of the user has said; nothing if there is none."""
+    rounds = [(one.number, one.verification, one) for one in summary.rounds if one.verification is not None]
+    if not rounds:
+        return []
+    # The newest program's: numbers of others do not compare.
+    newest = rounds[-1][1]
+    drawn = [(number, found.value) for number, found, _ in rounds if found.program == newest.program]
+    label = f"{newest.metric}, {newest.better} is better"
+    series = [(newest.metric, [float(number) for number, _ in drawn], [value for _, value in drawn])]
+    rows = []
+    for number, found, one in rounds:
+        accepted = "-" if found.before is None else f"{found.before:g} (round {found.against})"
+        worse = "-" if found.worse is None else f"{found.worse:+g}"
+        seconds = format_duration(one.sum_seconds("verify"))
+        cells = [f"{number}", found.metric, f"{found.value:g}", accepted, worse, f"{found.allowed:g}"]
+        rows.append([*cells, "-" if found.before is None else "accepted" if found.passed else "refused", seconds])
+    columns = ("round", "number", "value", "accepted network", "worse by", "allowed", "verdict", "took")
+    note = "What the program of verify.command has printed about the export of each round."
+    more: dict[str, Any] = {"section": "Result", "width": "full"}
+    return [
+        panel.lines("verification", "Verification", series, x_label="round", y_label=label, order=130, **more),
+        panel.table("verifications", "Verification by round", columns, rows, order=140, note=note, **more),
+    ]
+
+
 def _build_arm_table(summary: LoopSummary) -> Panel:
     rows = []
     for one in summary.rounds:
@@ -137,9 +165,10 @@ def _build_arm_table(summary: LoopSummary) -> Panel:
 
 def _build_cost_bars(summary: LoopSummary) -> Panel:
     names = [f"round {one.number}" for one in summary.rounds]
+    verifies = any(one.verification is not None for one in summary.rounds)
     stacks = [
-        (word, [sum(stage.cpu_s for stage in one.stages if stage.name in stages) for one in summary.rounds])
-        for word, stages in (("train", ("train",)), ("mine", ("mine",)), ("export", ("export",)))
+        (word, [sum(stage.cpu_s for stage in one.stages if stage.name == word) for one in summary.rounds])
+        for word in ("train", "mine", "export", *(("verify",) if verifies else ()))
     ]
     title = "CPU seconds by stage"
     return panel.bars("cpu", title, names, stacks, x_label="CPU seconds", section="Cost", order=300)

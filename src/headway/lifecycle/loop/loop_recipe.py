@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from headway.core.errors import UsageError, suggest_nearest
 from headway.core.recipe import LoadedRecipe, RecipePart, read_recipe
@@ -81,6 +81,22 @@ class ExportRecipe(RecipePart):
     """Largest drop from the run to its export, in percentage points."""
 
 
+class VerifyRecipe(RecipePart):
+    """A program of your own, such as a simulation, whose number decides on an exported network too."""
+
+    command: tuple[Annotated[str, Field(min_length=1)], ...] = Field(min_length=1)
+    """Program and arguments, run in the folder of LOOP.yaml. Two more arguments follow: the folder of the export, and
+    that of the round."""
+    metric: str = Field(min_length=1, max_length=100)
+    """Name of the number in the JSON object that the program prints as its last line."""
+    better: Literal["higher", "lower"] = "higher"
+    """Which of two numbers is better."""
+    drop: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """By how much the number may be worse than that of the accepted network, in its own unit."""
+    timeout_s: float = Field(default=3600.0, gt=0, le=30 * 86400)
+    """Seconds after which the program and the processes of its group are ended, and the loop stops with an error."""
+
+
 def _check_data(text: str) -> str:
     if not is_store_address(text):
         raise ValueError(f"{text!r} is not in a store. Write store:NAME or store:FOLDER//NAME")
@@ -115,9 +131,19 @@ class LoopRecipe(RecipePart):
     """When a new network is accepted."""
     export: ExportRecipe | None = ExportRecipe()
     """How an accepted network is exported; null: it is not."""
+    verify: VerifyRecipe | None = None
+    """A program of your own that judges the export; null: none."""
+
+    @model_validator(mode="after")
+    def _expect_export(self) -> LoopRecipe:
+        if self.verify is not None and self.export is None:
+            raise ValueError(
+                "verify judges the export, and export is null. Name targets of an export, or remove verify"
+            )
+        return self
 
 
-CHANGEABLE = ("rounds", "labels", "gate", "export")
+CHANGEABLE = ("rounds", "labels", "gate", "export", "verify")
 """Settings that may change while a loop goes on: they decide on what comes, and not on what was trained."""
 
 

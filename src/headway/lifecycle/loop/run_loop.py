@@ -38,10 +38,11 @@ from headway.lifecycle.loop.answers import compare, compute_gain, judge_runs, re
 from headway.lifecycle.loop.labels import LabelCount, LoopPick, count_labels, read_picks, settle_picks, write_picks
 from headway.lifecycle.loop.loop_folder import LoopFolder, Stage, StageName
 from headway.lifecycle.loop.loop_page import write_page
-from headway.lifecycle.loop.loop_recipe import CHANGEABLE, ExportRecipe, LoopRecipe, read_loop
+from headway.lifecycle.loop.loop_recipe import CHANGEABLE, ExportRecipe, LoopRecipe, VerifyRecipe, read_loop
 from headway.lifecycle.loop.members import LoopStoppedError, build_member, read_pinned_values, train_member
 from headway.lifecycle.loop.offer import QueueMarks, offer_picks, read_marks
-from headway.lifecycle.loop.summary import LoopSummary, find_accepted, summarise_loop
+from headway.lifecycle.loop.summary import LoopSummary, find_accepted, is_verification_due, summarise_loop
+from headway.lifecycle.loop.verification import Verification, find_program, identify_program, measure_export
 from headway.lifecycle.mining.mine import NothingToMineError, mine
 from headway.lifecycle.mining.review import PICKS, RESULT, review_rows
 from headway.lifecycle.store.rows import Rows
@@ -92,13 +93,13 @@ class _Loop:
     """A loop that this process runs.
 
     Attributes:
-        settings: LOOP.yaml.
+        settings: LOOP.yaml, and `base` its folder.
         members: the recipe of the members.
         store: the store, and `name` the name of the data set in it.
     """
 
     def __init__(self, loaded: LoadedRecipe[LoopRecipe], folder: LoopFolder) -> None:
-        self.settings, self.folder = loaded.recipe, folder
+        self.settings, self.folder, self.base = loaded.recipe, folder, loaded.base
         self.recipe_path = loaded.base / Path(self.settings.recipe).expanduser()
         self.address = StoreAddress.parse(self.settings.data, base=loaded.base)
         self.store, self.name = Store(self.address.find_store()), self.address.name
@@ -127,6 +128,8 @@ class _Loop:
             gate = self._do(number, "gate", partial(self._judge, number))
             if gate.facts["passed"] and self.settings.export is not None:
                 self._do(number, "export", partial(self._export, number, self.settings.export))
+                if self.settings.verify is not None and is_verification_due(self.folder, number):
+                    self._verify(number, self.settings.verify, self.settings.export)
         # Once more, since settings may have changed.
         summary = summarise_loop(self.folder, self.settings, missing)
         write_page(summary)
@@ -134,8 +137,11 @@ class _Loop:
 
     def _do(self, number: int, name: StageName, work: Callable[[], dict[str, Any]]) -> Stage:
         """Does a stage and notes its result, or returns the one that is in the journal."""
-        if (done := self.folder.find(number, name)) is not None:
-            return done
+        done = self.folder.find(number, name)
+        return self._note(number, name, work) if done is None else done
+
+    def _note(self, number: int, name: StageName, work: Callable[[], dict[str, Any]]) -> Stage:
+        """Does a stage, and notes its result."""
         began, cpu = time.monotonic(), sum(os.times()[:4])
         facts = work()
         seconds = time.monotonic() - began
@@ -178,7 +184,9 @@ class _Loop:
         }
 
     def _expect_packages(self) -> None:
-        """Raises UsageError if a package is missing that an export of a later round needs."""
+        """Raises UsageError if a package is missing that an export of a later round needs, or the program of verify."""
+        if self.settings.verify is not None:
+            find_program(self.settings.verify, self.base)
         # Before hours of training. A loop whose last network is judged has nothing left to export but that one.
         if self.settings.export is None or self.folder.find(self.settings.rounds, "gate") is not None:
             return
@@ -358,3 +366,38 @@ class _Loop:
             "passed": all(targets.values()) and set(targets) >= set(options.to),
             "targets": targets,
         }
+
+    def _verify(self, number: int, verify: VerifyRecipe, export: ExportRecipe) -> None:
+        """Lets the program of the user judge the export of a round, and first that of the accepted network."""
+        program = identify_program(verify, self.base)
+        against = find_accepted(self.folder, number)
+        known = self.folder.find(against, "verify")
+        if known is None or known.facts["program"] != program:
+            # Round 0 has no export of its own, and a program that was changed measures something else.
+            self._do(against, "export", partial(self._export, against, export))
+            if find_accepted(self.folder, number) != against:
+                # It had none, and the gate of the export has refused it.
+                return self._verify(number, verify, export)
+            known = self._note(against, "verify", partial(self._measure, against, verify, program, None))
+        before = float(known.facts["value"])
+        self._do(number, "verify", partial(self._measure, number, verify, program, (against, before)))
+        return None
+
+    def _measure(
+        self, number: int, verify: VerifyRecipe, program: str, accepted: tuple[int, float] | None
+    ) -> dict[str, Any]:
+        """Runs the program on the export of a round. Args: accepted: round and number of the accepted network."""
+        LOG.info(f"Round {number}: {shlex.join(verify.command)} verifies the export.")
+        value = measure_export(verify, self.base, self.folder.find_export(number), self.folder.find_verified(number))
+        against, before = accepted or (None, None)
+        found = Verification(
+            program=program,
+            metric=verify.metric,
+            better=verify.better,
+            value=value,
+            against=against,
+            before=before,
+            allowed=verify.drop,
+        )
+        LOG.info(f"Round {number}: {found.describe()}.")
+        return found.to_json()

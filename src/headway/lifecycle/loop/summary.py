@@ -11,6 +11,7 @@ from headway.core.text_format import align_table, pluralise
 from headway.lifecycle.loop.answers import Gain, Verdict
 from headway.lifecycle.loop.loop_folder import LoopFolder, Stage
 from headway.lifecycle.loop.loop_recipe import LoopRecipe
+from headway.lifecycle.loop.verification import Verification
 from headway.lifecycle.mining.review import Arm
 from headway.lifecycle.mining.review import Gain as ArmGain
 
@@ -36,6 +37,7 @@ class RoundSummary:
         gain_in_all: the same, less that of round 0.
         export: folder, relative to that of the loop; empty: none.
         exported: False if the export was refused by its own gate; None: it was not tried.
+        verification: what the program of the user has said about the export.
         stages: what is done.
     """
 
@@ -52,6 +54,7 @@ class RoundSummary:
     gain_in_all: Gain | None
     export: str
     exported: bool | None
+    verification: Verification | None
     stages: tuple[Stage, ...]
 
     def sum_seconds(self, *names: str) -> float:
@@ -76,7 +79,10 @@ class RoundSummary:
             return "first" if self.number == 0 and self.accuracy else "-"
         if not self.verdict.passed:
             return "refused"
-        return "export refused" if self.exported is False else "accepted"
+        if self.exported is False:
+            return "export refused"
+        is_refused = self.verification is not None and not self.verification.passed
+        return "verification refused" if is_refused else "accepted"
 
 
 @final
@@ -116,7 +122,8 @@ class LoopSummary:
         for one in self.rounds:
             tree = {**asdict(one), "stages": [{"name": stage.name, "seconds": stage.seconds} for stage in one.stages]}
             tree["arms"] = [asdict(arm) | {"share": arm.share} for arm in one.arms]
-            tree["verdict"] = None if one.verdict is None else one.verdict.to_json()
+            for name, found in (("verdict", one.verdict), ("verification", one.verification)):
+                tree[name] = None if found is None else found.to_json()
             rounds.append(tree)
         return {
             "folder": str(self.folder),
@@ -138,6 +145,8 @@ class LoopSummary:
             accuracy = one.describe_accuracy().replace("%", "")
             rows.append([f"{one.number}", version, images, accuracy, gain, one.describe_gate()])
         lines = align_table(rows)
+        verified = [(one.number, one.verification) for one in self.rounds if one.verification is not None]
+        lines += [f"Verification of round {number}: {found.describe()}." for number, found in verified[-1:]]
         if self.state == "waiting":
             lines.append(f"It waits for {pluralise(self.missing, 'label')}. Set them, and run the same command again.")
         lines.append(f"Network: {self.network}")
@@ -147,19 +156,30 @@ class LoopSummary:
         return "\n".join(lines)
 
 
-def find_accepted(folder: LoopFolder, before: int | None = None) -> int:
-    """Returns the newest round whose network passed both gates; 0, whose network begins, if there is none.
+def find_accepted(folder: LoopFolder, before: int | None = None, *, verifies: bool = False) -> int:
+    """Returns the newest round whose network passed all gates; 0, whose network begins, if there is none.
 
     Args:
         before: only rounds before this one count; None: all.
+        verifies: a network that waits for its verification is not accepted yet.
     """
     accepted = 0
     for stage in folder.stages:
         if stage.name == "gate" and stage.facts["passed"] and (before is None or stage.round < before):
-            export = folder.find(stage.round, "export")
-            if export is None or export.facts["passed"]:
+            later = [folder.find(stage.round, name) for name in ("export", "verify")]
+            is_refused = any(one is not None and not one.facts["passed"] for one in later)
+            if not is_refused and not (verifies and is_verification_due(folder, stage.round)):
                 accepted = max(accepted, stage.round)
     return accepted
+
+
+def is_verification_due(folder: LoopFolder, number: int) -> bool:
+    """Returns True for a round whose network passed its gate, and is judged before the next round begins."""
+    gate, export = folder.find(number, "gate"), folder.find(number, "export")
+    is_refused = any(one is not None and not one.facts["passed"] for one in (gate, export))
+    # A round before the newest one was judged by what LOOP.yaml said then.
+    is_past = folder.find(number, "verify") is not None or folder.find(number + 1, "mine") is not None
+    return gate is not None and not is_refused and not is_past
 
 
 def summarise_loop(folder: LoopFolder, settings: LoopRecipe, missing: int = 0) -> LoopSummary:
@@ -176,7 +196,8 @@ def summarise_loop(folder: LoopFolder, settings: LoopRecipe, missing: int = 0) -
     gate = folder.find(last, "gate")
     if gate is not None:
         exports = settings.export is not None and gate.facts["passed"] and folder.find(last, "export") is None
-        state = "running" if exports or last < settings.rounds else "finished"
+        verifies = settings.verify is not None and is_verification_due(folder, last)
+        state = "running" if exports or verifies or last < settings.rounds else "finished"
     elif mined is not None and folder.find(last, "label") is None:
         state = "waiting" if mined.facts["picks"] else "finished"
     return LoopSummary(
@@ -188,14 +209,16 @@ def summarise_loop(folder: LoopFolder, settings: LoopRecipe, missing: int = 0) -
         planned=settings.rounds,
         eval_images=first.facts["eval_images"] if first is not None else 0,
         rounds=rounds,
-        accepted=find_accepted(folder),
+        accepted=find_accepted(folder, verifies=settings.verify is not None),
     )
 
 
 def _summarise_round(folder: LoopFolder, number: int) -> RoundSummary:
     stages = {stage.name: stage for stage in folder.stages if stage.round == number}
     facts = {name: stage.facts for name, stage in stages.items()}
-    train, label, gate, export = (facts.get(name, {}) for name in ("train", "label", "gate", "export"))
+    train, label, gate, export, verify = (
+        facts.get(name, {}) for name in ("train", "label", "gate", "export", "verify")
+    )
     review = label.get("review", {})
     verdict: dict[str, Any] = {name: gate.get(name) for name in Verdict.__dataclass_fields__}
     return RoundSummary(
@@ -212,5 +235,6 @@ def _summarise_round(folder: LoopFolder, number: int) -> RoundSummary:
         gain_in_all=Gain(**gate["gain_in_all"]) if gate else None,
         export=export.get("folder", "") if export.get("passed") else "",
         exported=export.get("passed"),
+        verification=Verification.from_json(verify) if verify else None,
         stages=tuple(stages.values()),
     )

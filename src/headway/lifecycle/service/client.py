@@ -64,12 +64,13 @@ class Client:
         return found
 
     def create(self, name: str, **facts: Any) -> dict[str, Any]:
-        """Creates a data set; needs the scope admin.
+        """Creates a data set; needs the scope admin. If the answer is lost, the same request is sent again.
 
         Args:
             facts: `classes`, `splits`, `mode`, `start`, `about`, `message`, as `Store.create`.
         """
-        return self._ask_json("PUT", _name(name), facts)
+        headers = {"Content-Type": JSON_TYPE} | _quote_key(None)
+        return self._transport.ask("PUT", _name(name), json.dumps(facts).encode(), headers).json()
 
     def describe(self, name: str, version: str = "") -> dict[str, Any]:
         """Returns facts and counts of a version; empty: the newest."""
@@ -393,6 +394,7 @@ class Client:
                 "Upload-Complete": "?1",
                 "Content-Length": str(length - offset),
             }
+            asked_s = 0.0
             try:
                 return self._transport.check(
                     self._transport.send("PATCH", place, _read_from(file, offset, length, progress), headers), place
@@ -401,6 +403,7 @@ class Client:
                 # The request runs already, or an older connection is still there; anything else is the answer.
                 if error.status not in (409, 429, 503):
                     raise
+                asked_s = error.retry_after_s
                 if "retry-after" in error.headers:
                     # The server is there and at work, for example making the version.
                     until_s = time.monotonic() + self._transport.patience_s
@@ -416,7 +419,7 @@ class Client:
             offset = reached
             if time.monotonic() > until_s:
                 raise self._transport.explain(last)
-            time.sleep(pause_s)
+            time.sleep(max(pause_s, asked_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _find_offset(self, place: str) -> int | Reply:

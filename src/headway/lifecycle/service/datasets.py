@@ -106,12 +106,26 @@ class Datasets:
         after = versions[count - 1].number if len(versions) > count else None
         return {"versions": [one.to_json() for one in versions[:count]], "next": after}
 
-    def create(self, name: str, facts: Mapping[str, Any], by: str) -> Version:
-        """Creates a data set. Raises ProblemError (409, 422)."""
-        if name in self.list_heads():
-            raise refuse("exists", f"there is a data set {name!r} already", "Choose another name.")
+    def create(self, name: str, facts: Mapping[str, Any], by: str, request: str = "") -> Version:
+        """Creates a data set, or returns the first version of the one that the same request has created.
+
+        Args:
+            request: its name; empty: each request is another one.
+
+        Raises:
+            ProblemError: there is such a data set (409), or a fact is impossible (422).
+        """
         with explain_errors():
-            return self._store.create(name, by=by, **facts)
+            try:
+                if name not in self.list_heads():
+                    return self._store.create(name, by=by, request=request, **facts)
+            except UsageError:
+                # The first request may have run at the same time.
+                if name not in self.list_heads():
+                    raise
+        if request and (created := self._store.find_created(name, request)) is not None:
+            return created
+        raise refuse("exists", f"there is a data set {name!r} already", "Choose another name.")
 
     def compare(self, name: str, first: str, second: str, *, after: str, count: int) -> dict[str, Any]:
         """Returns a page of what differs between two versions, sorted by ID.

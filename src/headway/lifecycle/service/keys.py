@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import secrets
 import sqlite3
@@ -46,6 +48,14 @@ def read_key(headers: Mapping[str, str]) -> str:
     if len(key) > MAX_KEY:
         raise refuse("malformed", f"the Idempotency-Key has more than {MAX_KEY} characters", "Send a UUID.")
     return key
+
+
+def name_request(principal: str, target: str, key: str, fingerprint: str) -> str:
+    """Returns the name under which the store remembers a request.
+
+    Its body is part of it, as a fingerprint: a key that is forgotten may come again with another one.
+    """
+    return hashlib.sha256(json.dumps([principal, target, key, fingerprint]).encode()).hexdigest()[:32]
 
 
 @final

@@ -7,9 +7,7 @@ that holds the body, and at the Idempotency-Key.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import heapq
-import json
 import logging
 import os
 import secrets
@@ -30,7 +28,7 @@ from headway.lifecycle.service.bodies import FileBytes, LeftOut, Proposal, parse
 from headway.lifecycle.service.checks import check_head, check_scopes, choose_author
 from headway.lifecycle.service.datasets import Datasets
 from headway.lifecycle.service.jobs import CancelledJobError, Job, Jobs, build_failure
-from headway.lifecycle.service.keys import Keys, KeyState
+from headway.lifecycle.service.keys import Keys, KeyState, name_request
 from headway.lifecycle.service.memory_body import MemoryBody
 from headway.lifecycle.service.pixels import PixelBudget
 from headway.lifecycle.service.problems import refuse
@@ -335,8 +333,8 @@ class _Key:
 
     @property
     def request(self) -> str:
-        """Name of the request. Its body is part of it: a key that is forgotten may come again with another one."""
-        return hashlib.sha256(json.dumps([*self._where, self._fingerprint]).encode()).hexdigest()[:32]
+        """Name of the request."""
+        return name_request(*self._where, self._fingerprint)
 
     def begin(self) -> KeyState:
         """See Keys."""

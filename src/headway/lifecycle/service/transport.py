@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import describe_os_error
+from headway.core.retry_after import parse_retry_after
 from headway.core.untrusted_json import JsonError, parse_object
 from headway.http.listening import is_loopback
 
@@ -24,6 +25,8 @@ LOG = logging.getLogger("headway.lifecycle")
 
 MAX_ANSWER_BYTES = 256 << 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+LONGEST_ASKED_S = 300.0
+"""Most seconds of one pause that the server asks for with Retry-After."""
 TOKEN_VARIABLE = "HEADWAY_TOKEN"
 """Environment variable with the token of a client that is given none."""
 _TOKEN_FIX = f"Set {TOKEN_VARIABLE} to a token that headway data-token has printed."
@@ -48,6 +51,11 @@ class ServiceError(HeadwayError):
         # A person has no headers to send.
         fix = _TOKEN_FIX if status == 401 else str(problem.get("fix") or "")
         super().__init__(f"{what} ({listed})" if listed else what, where=where, fix=fix)
+
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds that the service asks the client to wait; at most LONGEST_ASKED_S."""
+        return parse_retry_after(self.headers.get("retry-after", ""), LONGEST_ASKED_S)
 
 
 @final
@@ -115,15 +123,16 @@ class Transport:
     def ask(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Reply:
         """Sends a request until it is answered.
 
-        Each is safe to send twice, by its method or by its key: none is carried out twice. A data set whose first
-        answer was lost is refused as one that is there.
+        Each is safe to send twice, by its method or by its key: none is carried out twice.
         """
         pause_s, until_s = FIRST_PAUSE_S, time.monotonic() + self.patience_s
         while True:
             last: Exception
+            asked_s = 0.0
             try:
                 return self.check(self.send(method, path, body, headers or {}), path)
             except ServiceError as error:
+                asked_s = error.retry_after_s
                 is_running = error.status == 409 and "retry-after" in error.headers
                 if not is_running and error.status not in (429, 503):
                     raise
@@ -133,9 +142,10 @@ class Transport:
                 last = error
             except (OSError, http.client.HTTPException) as error:
                 last = error
-            if time.monotonic() + pause_s > until_s:
+            # A pause that the server asks for may last beyond the client's own patience, and ends with another try.
+            if time.monotonic() + (0.0 if asked_s > pause_s else pause_s) > until_s:
                 raise self.explain(last)
-            time.sleep(pause_s)
+            time.sleep(max(pause_s, asked_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def send(self, method: str, path: str, body: bytes | Iterator[bytes] | None, headers: Mapping[str, str]) -> Reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Annotated, Any
 
 from fastapi import Path, Query, Request, Response
@@ -12,7 +13,7 @@ from headway.lifecycle.service.answer import Answer
 from headway.lifecycle.service.bodies import JSON_TYPE, MAX_TEXT, read_media_type
 from headway.lifecycle.service.digests import read_digest
 from headway.lifecycle.service.exchange import State, answer_json, answer_stored, find_state, read_chunks
-from headway.lifecycle.service.keys import read_key
+from headway.lifecycle.service.keys import name_request, read_key
 from headway.lifecycle.service.memory_body import MEMORY_BYTES, MemoryBody
 from headway.lifecycle.service.problems import refuse
 from headway.lifecycle.service.structured_fields import (
@@ -35,11 +36,16 @@ JobName = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="Name of a j
 
 
 async def put_dataset(request: Request, dataset: DatasetName) -> Response:
-    """Creates a data set. The body may name its splits, its classes, how images are stored, and facts about it."""
+    """Creates a data set. The body may name its splits, its classes, how images are stored, and facts about it.
+
+    With an Idempotency-Key, the same request is answered again as at first.
+    """
     state = find_state(request)
     principal = state.authorise(request, "admin")
-    facts = await _read_facts(request)
-    version = await asyncio.to_thread(state.datasets.create, dataset, facts, principal.name)
+    facts, name = await _read_facts(request), ""
+    if "idempotency-key" in request.headers:
+        name = name_request(principal.name, dataset, read_key(request.headers), json.dumps(facts, sort_keys=True))
+    version = await asyncio.to_thread(state.datasets.create, dataset, facts, principal.name, name)
     headers = {"location": f"/datasets/{dataset}", "etag": f'"{version.version}"'}
     return answer_json(request, version.to_json(), 201, headers)
 

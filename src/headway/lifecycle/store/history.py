@@ -130,12 +130,15 @@ class History:
         start: Entry | None,
         entry: NewEntry,
         check: Callable[[], None] = lambda: None,
+        *,
+        request: str = "",
     ) -> Version:
         """Creates a data set with its first version. Raises UsageError if the name is taken or impossible.
 
         Args:
             start: entry that it comes from.
             check: see `commit`.
+            request: name under which `find_request` finds the version for a week; empty: none.
         """
         check_name(name, "data set")
         with self.lock() as database:
@@ -144,6 +147,9 @@ class History:
             check()
             number = _insert(database, name, 0, start, entry)
             database.execute("INSERT INTO datasets VALUES (?, ?, ?)", (name, number, json.dumps(dict(about))))
+            if request:
+                _create_later_tables(database)
+                _remember(database, name, [(request, number, "{}")])
             return _load(database, number)
 
     def commit(
@@ -171,8 +177,7 @@ class History:
             if now != head:
                 return None
             check()
-            for statement in _LATER_TABLES.split(";"):
-                database.execute(statement)
+            _create_later_tables(database)
             numbers = [head]
             for place, entry in enumerate(entries, start=last + 1):
                 numbers.append(_insert(database, name, place, numbers[-1], entry))
@@ -294,6 +299,11 @@ def _insert(database: sqlite3.Connection, name: str, number: int, parent: Entry 
     )
     assert found.lastrowid is not None
     return found.lastrowid
+
+
+def _create_later_tables(database: sqlite3.Connection) -> None:
+    for statement in _LATER_TABLES.split(";"):
+        database.execute(statement)
 
 
 def _remember(database: sqlite3.Connection, name: str, answered: Sequence[tuple[str, Entry, str]]) -> None:

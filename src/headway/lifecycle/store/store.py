@@ -129,6 +129,7 @@ class Store:
         about: Mapping[str, str] | None = None,
         by: str | None = None,
         message: str = "",
+        request: str = "",
     ) -> Version:
         """Creates a data set.
 
@@ -141,6 +142,7 @@ class Store:
             start: version of this store, such as `cars@v3`, whose samples and facts the new data set begins with.
             about: description, license, creator and url, for exports.
             by: who makes it; None: the user of this process.
+            request: name under which `find_created` finds the version for a week; empty: none.
 
         Raises:
             UsageError: the name is taken, or a fact is impossible.
@@ -160,7 +162,14 @@ class Store:
                 version_id = write_version(self.folder, staging, rows, build_manifest(rows))
         new = NewEntry(version=version_id, by=by, message=message, counts=dict.fromkeys(KINDS, 0))
         # Nothing can begin with a version that was collected as garbage.
-        return self.history.create(name, about or {}, entry, new, lambda: expect_version(self.folder, version_id))
+        return self.history.create(
+            name, about or {}, entry, new, lambda: expect_version(self.folder, version_id), request=request
+        )
+
+    def find_created(self, name: str, request: str) -> Version | None:
+        """Returns the first version of a data set, if the request to `create` with this name has made it; else None."""
+        found = self.history.find_request(name, request)
+        return None if found is None else found[0]
 
     def add(
         self,

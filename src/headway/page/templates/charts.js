@@ -41,6 +41,8 @@
     return look;
   };
 
+  const { RULE_PX, drawRules, drawLevels, chooseRange } = globalThis.chartRules(short);
+
   const axis = (look, more) => ({
     gridcolor: look.grid,
     linecolor: look.line,
@@ -102,7 +104,8 @@
     ]);
   };
 
-  const drawLines = (data, look, hidden) => {
+  const drawLines = (data, look, hidden, width, paper, height) => {
+    const rules = data.rules ?? [];
     const bands = (data.bands ?? []).flatMap((band) => drawBand(band, data, look, hidden));
     const bounds = (data.bands ?? []).flatMap((band) => [...band.low, ...band.high]);
     const traces = data.series.map((series, index) => {
@@ -121,12 +124,16 @@
         visible: !hidden.has(index),
       };
     });
-    const one = traces.length === 1;
+    const across = [...new Set(data.series.flatMap((series) => series.x))].sort((low, high) => low - high);
+    const read = rules.map((rule) => ({ type: "scatter", name: short(rule.name, 40), x: across, y: across.map(() => rule.at), mode: "lines", line: { color: look.ink, width: 0 } })); // by the mouse
+    const values = [...data.series.flatMap((series) => series.y), ...bounds, ...rules.map((rule) => rule.at)];
+    const shown = data.y_range ?? (rules.length ? chooseRange(values, data.log_y) : null);
+    const one = traces.length === 1 && !rules.length;
     return [
-      [...bands, ...traces.map((trace) => (one ? { ...trace, hovertemplate: "%{y}<extra></extra>" } : trace))],
+      [...bands, ...read, ...traces.map((trace) => (one ? { ...trace, hovertemplate: "%{y}<extra></extra>" } : trace))],
       layout(look, {
         hovermode: "x unified",
-        annotations: [topLabel(data.y_label, look)],
+        ...(rules.length ? drawLevels(rules, look, data.log_y, shown, height, topLabel(data.y_label, look)) : { annotations: [topLabel(data.y_label, look)] }),
         xaxis: scaled(look, data.series.flatMap((series) => series.x), data.log_x, null, {
           title: heading(data.x_label, look),
           showgrid: false,
@@ -134,7 +141,7 @@
           hoverformat: ",.6~g",
           unifiedhovertitle: { text: plain(data.x_label) + " %{x}" },
         }),
-        yaxis: scaled(look, [...data.series.flatMap((series) => series.y), ...bounds], data.log_y, data.y_range, { hoverformat: ",.5~g" }),
+        yaxis: scaled(look, values, data.log_y, shown, { hoverformat: ",.5~g" }),
       }),
     ];
   };
@@ -167,32 +174,6 @@
       }),
     ];
   };
-
-  const RULE_PX = 16; // what a rule's name takes above the bars: each has a row of its own, so that none hides another
-
-  // Lines across the bars; each name stands on that side of its line where there is more room.
-  const drawRules = (rules, look, log, middle) => ({
-    shapes: rules.map((rule, index) => ({
-      type: "line",
-      yref: "paper",
-      x0: rule.at,
-      x1: rule.at,
-      y0: 0,
-      y1: 1,
-      line: { color: look.ink, width: 1.5, dash: ["solid", "dash", "dot"][index % 3] },
-    })),
-    annotations: rules.map((rule, index) => ({
-      text: short(rule.name, 60),
-      x: log ? Math.log10(rule.at) : rule.at,
-      xanchor: rule.at > middle ? "right" : "left",
-      yref: "paper",
-      y: 1,
-      yanchor: "bottom",
-      yshift: RULE_PX * (rules.length - 1 - index),
-      showarrow: false,
-      font: { color: look.ink, size: 12 },
-    })),
-  });
 
   // A logarithmic axis begins at a power of ten, far enough to the left that the shortest bar is seen.
   const drawBars = (data, look, hidden, width) => {
@@ -449,7 +430,7 @@
     if (onCanvas) return onCanvas(article, target, panel, { brief, PAPER_PX });
     const hidden = new Set();
     const show = (look, paper) => {
-      const [data, arrangement] = draw[panel.kind](panel.data, look, hidden, target.clientWidth, paper);
+      const [data, arrangement] = draw[panel.kind](panel.data, look, hidden, target.clientWidth, paper, target.clientHeight);
       const height = target.clientHeight;
       Object.assign(arrangement, paper ? { autosize: false, width: PAPER_PX, height: Math.min(height, PAPER_PX) } : {});
       return Plotly.react(target, data, arrangement, {
