@@ -32,7 +32,7 @@ from headway.data import opening
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("good")
-    packed_digits(folder)
+    packed_digits(folder, mode="seekable")
     write_recipe(folder / "recipe.yaml")
     return folder
 
@@ -149,7 +149,7 @@ def test_a_flipped_bit_that_still_decodes_is_packed(tmp_path: Path) -> None:
 @pytest.fixture
 def damaged_run(tmp_path: Path) -> Path:
     """A packed set with two damaged records and a recipe that uses it."""
-    packed_digits(tmp_path)
+    packed_digits(tmp_path, mode="seekable")
     write_recipe(tmp_path / "recipe.yaml", data={"max_bad_share": 0.05}, log_ids=True)
     damage(tmp_path / "digits.packed/train", 11, 99)
     return tmp_path
@@ -210,7 +210,7 @@ def test_the_quarantine_is_cut_back_on_resume(damaged_run: Path) -> None:
 
 
 def test_a_damaged_sample_at_the_first_position_after_a_checkpoint_is_listed_once(tmp_path: Path) -> None:
-    packed_digits(tmp_path)
+    packed_digits(tmp_path, mode="seekable")
     recipe = write_recipe(tmp_path / "recipe.yaml", log_ids=True, checkpoint={"every_steps": 1, "keep": 9}, epochs=0.5)
     headway("train", recipe, "--run", tmp_path / "look")
     asked = int(np.frombuffer((tmp_path / "look/ids.bin").read_bytes(), "<i8").reshape(-1, 3)[30, 1])
@@ -238,7 +238,7 @@ def test_too_many_damaged_samples_stop_the_run(damaged_run: Path) -> None:
 
 
 def test_shards_of_different_packs_mixed(tmp_path: Path, good: Path) -> None:
-    packed_digits(tmp_path, per_class=12)
+    packed_digits(tmp_path, per_class=12, mode="seekable")
     shutil.copytree(good / "digits.packed", tmp_path / "mixed")
     shutil.copy(tmp_path / "digits.packed/train/shard-00000.rec", tmp_path / "mixed/train/shard-00000.rec")
     sentence = refused("train", good / "recipe.yaml", f"data.train={tmp_path / 'mixed/train'}", status=1)
@@ -362,7 +362,7 @@ def test_a_full_disk_while_packing(small_disk: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["checkpoint", "weights"])
 def test_a_full_disk_while_checkpointing(small_disk: Path, tmp_path: Path, what: str) -> None:
     """Two checkpoints and the best weights fit on the disk; a third, or new weights beside the old ones, do not."""
-    packed_digits(tmp_path)
+    packed_digits(tmp_path, mode="seekable")
     changes = {"model": {"factory": "net.py:wide"}, "log_ids": True, "epochs": 3}
     changes |= {"checkpoint": {"every_steps": 4}, "evaluate": {"every_epochs": 1.5 if what == "checkpoint" else 1}}
     recipe = write_recipe(tmp_path / "recipe.yaml", **changes)
@@ -416,7 +416,7 @@ def fill(images, labels, keys):
 def test_a_disk_that_others_fill_while_metrics_are_written(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed_digits(tmp_path)
+    packed_digits(tmp_path, mode="seekable")
     (tmp_path / "fills.py").write_text(FILLS)
     recipe = write_recipe(tmp_path / "recipe.yaml", log_ids=True, epochs=10, checkpoint={"every_steps": 5})
     headway("train", recipe, "--run", tmp_path / "whole", "checkpoint.keep=99")

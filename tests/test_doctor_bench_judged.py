@@ -104,7 +104,7 @@ def digits_job(factory: str = "Perceptron") -> Job:
 
 @pytest.mark.check
 def test_a_run_is_ended_by_a_signal_and_tells_its_rate(tmp_path: Path) -> None:
-    packed = packed_digits(tmp_path)
+    packed = packed_digits(tmp_path, mode="seekable")
     place = Place(packed / "train", str(packed / "train"))
     rate, waited = measure.trained(digits_job(), place, tmp_path / "one", 0.5, ["log_every_steps=5"])
     assert rate > 0
@@ -116,7 +116,7 @@ def test_a_run_is_ended_by_a_signal_and_tells_its_rate(tmp_path: Path) -> None:
 
 @pytest.mark.check
 def test_a_run_of_two_processes_is_ended_too(tmp_path: Path) -> None:
-    packed = packed_digits(tmp_path)
+    packed = packed_digits(tmp_path, mode="seekable")
     place = Place(packed / "train", str(packed / "train"))
     rate, _ = measure.trained(digits_job().but(procs=2), place, tmp_path / "two", 0.5)
     assert rate > 0

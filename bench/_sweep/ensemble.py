@@ -8,7 +8,7 @@ settings show how the gain depends on the single network.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from headway.training.evaluate import open_evaluation_set, predict_outputs
 from headway.training.make_ensemble import make_ensemble
 from headway.training.runs import load_trained
 
-MEMBERS, PER_CLASS, EPOCHS, REPETITIONS = 8, 30, 20, 3
+PER_CLASS, EPOCHS, REPETITIONS = 30, 20, 3
 SIZES = (1, 2, 4, 8)
 """Members of the ensembles. Eight networks make eight ensembles of one, four of two, two of four, one of eight."""
 
@@ -79,7 +79,7 @@ def measure(
     folder: Path, *, quick: bool, tell: Callable[[str], None] = lambda text: None
 ) -> tuple[list[Claim], list[tuple[str, ...]]]:
     """Returns the claim `ensemble_nll_k4` and the rows of its table. It takes about two minutes of one core."""
-    repetitions, epochs = (1, 2) if quick else (REPETITIONS, EPOCHS)
+    repetitions, epochs, sizes = (1, 2, SIZES[:3]) if quick else (REPETITIONS, EPOCHS, SIZES)
     drawn = [folder / f"draw-{seed}" for seed in range(1, repetitions + 1)]
     for seed, one in enumerate(drawn, 1):
         pack_digits(one, seed, PER_CLASS)
@@ -87,11 +87,12 @@ def measure(
     rows: list[tuple[str, ...]] = [("recipe", "members", *names, "disagreement", "nll of 4 / nll of 1")]
     claims = []
     for setting, changes in list(SETTINGS.items())[: 1 if quick else None]:
-        found = [measure_draw(one, setting, recipe(epochs, changes), seed) for seed, one in enumerate(drawn, 1)]
+        tree = recipe(epochs, changes)
+        found = [measure_draw(one, setting, tree, seed, sizes) for seed, one in enumerate(drawn, 1)]
         ratios = [one.mean(4, "nll") / one.mean(1, "nll") for one in found]
         spread = f"{statistics.mean(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
         differ = statistics.mean(one.disagreement for one in found)
-        for size in SIZES:
+        for size in sizes:
             values = [f"{statistics.mean(one.mean(size, name) for one in found):.4f}" for name in names]
             ends = (f"{differ:.1%}", spread) if size == 4 else ("", "")
             rows.append((setting, str(size), *values, *ends))
@@ -115,15 +116,16 @@ class Draw:
         return statistics.mean(one[name] for one in self.metrics[size])
 
 
-def measure_draw(folder: Path, setting: str, tree: dict[str, Any], seed: int) -> Draw:
+def measure_draw(folder: Path, setting: str, tree: dict[str, Any], seed: int, sizes: Sequence[int]) -> Draw:
+    """Trains as many members as the largest size, and measures ensembles of each size."""
     path = folder / f"{setting}.yaml"
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
-    places = [folder / setting / str(member) for member in range(MEMBERS)]
+    places = [folder / setting / str(member) for member in range(sizes[-1])]
     runs = [headway.train(path, {"seed": 100 * seed + place}, run=run).folder for place, run in enumerate(places)]
     whole = make_ensemble(runs, out=folder / setting / "all").study
-    metrics = {1: [one.metrics for one in whole.members], MEMBERS: [whole.metrics]}
-    for size in SIZES[1:-1]:
-        parts = [runs[low : low + size] for low in range(0, MEMBERS, size)]
+    metrics = {1: [one.metrics for one in whole.members], sizes[-1]: [whole.metrics]}
+    for size in sizes[1:-1]:
+        parts = [runs[low : low + size] for low in range(0, len(runs), size)]
         metrics[size] = [make_ensemble(part).study.metrics for part in parts]
     batches = check_jensen(folder / setting / "all")
     return Draw(metrics=metrics, disagreement=whole.disagreement or 0.0, batches=batches)

@@ -13,6 +13,7 @@ from headway.core.errors import RecipeError
 from headway.core.recipe_yaml import (
     RecipeDumper,
     dump_in_line,
+    dump_tree,
     format_overrides,
     parse_override,
     parse_recipe,
@@ -54,6 +55,12 @@ def test_overrides_are_formatted_as_on_the_command_line() -> None:
 def test_a_tree_is_the_same_with_and_without_lines(tree: dict[str, Any], flow: bool) -> None:
     text = yaml.dump(tree, Dumper=RecipeDumper, default_flow_style=flow, allow_unicode=True)
     assert parse_recipe_tree(text, "recipe.yaml") == parse_recipe(text, "recipe.yaml")[0] == tree
+    assert parse_recipe(dump_tree(tree), "recipe.yaml")[0] == tree
+
+
+def test_a_tree_is_dumped_as_a_user_would_write_it() -> None:
+    assert dump_tree({"b": "1e-3", "a": ["é", "😀"]}) == "b: '1e-3'\na:\n- é\n- 😀\n"
+    assert dump_tree({"half": "\ud83d"}) == 'half: "\\uD83D"\n'
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_without_the_native_core_a_cut_shard_gives_short_records_and_cut_columns
 @needs_core
 @pytest.mark.check
 def test_a_run_whose_shard_is_cut_ends_by_its_name(tmp_path: Path) -> None:
-    train = support.packed_digits(tmp_path) / "train"
+    train = support.packed_digits(tmp_path, mode="seekable") / "train"
     recipe = support.write_recipe(tmp_path / "recipe.yaml", epochs=4000, data={"cache": "none"})
     shard = train / opening.open(train).description.shards[0].name
     log = tmp_path / "run/metrics.jsonl"

@@ -36,7 +36,7 @@ def slow(num_classes, in_channels=1, **options):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("shorten")
-    packed_digits(where, per_class=30)
+    packed_digits(where, per_class=30, mode="seekable")
     (where / "slow.py").write_text(SLOW)
     write_recipe(where / "plain.yaml", model={"factory": "slow.py:slow"}, batch=64)
     return where

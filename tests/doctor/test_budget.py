@@ -77,7 +77,7 @@ def test_what_fits_leaves_room_for_what_matters_more() -> None:
 @pytest.mark.check
 def test_without_time_the_doctor_still_concludes(tmp_path: Path) -> None:
     """By a clock on which each look takes ten seconds."""
-    packed_digits(tmp_path, per_class=30)
+    packed_digits(tmp_path, per_class=30, mode="seekable")
     write_recipe(tmp_path / "plain.yaml")
     ticks = itertools.count(0, 10)
     budget = Budget(each=0.2, passes=0.1, side=0.1, whole=0.2, tries=0.2, wall=45.0)

@@ -50,7 +50,7 @@ def works(images, labels, keys):
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Evaluations and checkpoints, of which one is measured, are too rare to count: a busy disk makes no verdict."""
     where = tmp_path_factory.mktemp("doctor")
-    packed_digits(where, per_class=60)
+    packed_digits(where, per_class=60, mode="seekable")
     (where / "holders.py").write_text(HOLDERS)
     write_recipe(where / "plain.yaml", evaluate={"every_epochs": 1e6}, checkpoint={"every_epochs": 1e6})
     return where

@@ -36,7 +36,7 @@ from headway.training.runs import load_recipe
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("knobs")
-    packed_digits(where, per_class=60)
+    packed_digits(where, per_class=60, mode="seekable")
     return write_recipe(where / "plain.yaml", data={"cache": "none"}, log_every_steps=50, batch=60)
 
 

@@ -140,7 +140,7 @@ def test_a_slow_rank_is_told_from_the_exchange() -> None:
 
 @pytest.mark.check
 def test_no_rank_drops_files_that_others_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed_digits(tmp_path)
+    packed_digits(tmp_path, mode="seekable")
     recipe = write_recipe(tmp_path / "one.yaml", data={"cache": "none"})
     dropped = list[object]()
     monkeypatch.setattr("headway.doctor.examination.evict", dropped.append)
@@ -191,7 +191,7 @@ def test_what_is_within_the_noise_is_no_gain() -> None:
 
 def many_buckets(folder: Path) -> Path:
     """A recipe whose gradients go in one small bucket a layer."""
-    packed_digits(folder)
+    packed_digits(folder, mode="seekable")
     (folder / "net.py").write_text(MANY)
     return write_recipe(folder / "many.yaml", model={"factory": "net.py:many"}, comm={"bucket_mb": 0.01}, batch=8)
 
@@ -246,7 +246,7 @@ def test_the_network_between_two_hosts_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.check
 def test_two_processes_of_which_one_is_slow(tmp_path: Path) -> None:
-    packed_digits(tmp_path, per_class=60)
+    packed_digits(tmp_path, per_class=60, mode="seekable")
     (tmp_path / "slow.py").write_text(SLOW)
     recipe = write_recipe(tmp_path / "two.yaml", transform="slow.py:some_slow")
     out = tmp_path / "profile.json"

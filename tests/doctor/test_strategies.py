@@ -62,7 +62,7 @@ ON_TWO_RANKS = ("{strategy: towers}", "{strategy: async}", "{strategy: local, ev
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("strategies")
-    packed_digits(folder)
+    packed_digits(folder, mode="seekable")
     (folder / "net.py").write_text(NET)
     return write_recipe(folder / "plain.yaml", model={"factory": "net.py:Net"}, batch=20)
 

@@ -28,7 +28,7 @@ from headway.training.runs import load_recipe
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    packed_digits(tmp_path)
+    packed_digits(tmp_path, mode="seekable")
     return tmp_path
 
 

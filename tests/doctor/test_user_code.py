@@ -135,7 +135,7 @@ class Judging(Classification):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("code")
-    packed_digits(where, per_class=30)
+    packed_digits(where, per_class=30, mode="seekable")
     (where / "holders.py").write_text(HOLDERS)
     (where / "big").write_bytes(bytes(100 << 20))
     rare = {"every_epochs": 1e6}

@@ -49,7 +49,7 @@ class Session:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on digits: 180 training and 60 evaluation images of 8 x 8, decoded in batches of 25."""
     folder = tmp_path_factory.mktemp("gate")
-    packed_digits(folder)
+    packed_digits(folder, mode="seekable")
     recipe = write_recipe(folder / "recipe.yaml", model={"factory": "net.py:dropout"}, evaluate={"batch": 25})
     headway("train", recipe, "--run", folder / "run")
     return folder

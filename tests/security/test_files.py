@@ -33,7 +33,7 @@ Tree = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return packed_digits(tmp_path_factory.mktemp("packed"))
+    return packed_digits(tmp_path_factory.mktemp("packed"), mode="seekable")
 
 
 @pytest.fixture

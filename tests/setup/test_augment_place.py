@@ -39,7 +39,7 @@ MOVES = {"flip": True, "translate": 1}
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    packed_digits(tmp_path)
+    packed_digits(tmp_path, mode="seekable")
     return write_recipe(tmp_path / "photos.yaml", augment=MOVES)
 
 

@@ -36,7 +36,7 @@ LITTLE = "headway.data.tiers.choice.read_free_memory_bytes"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
-    packed_digits(folder)
+    packed_digits(folder, mode="seekable")
     write_recipe(folder / "recipe.yaml", checkpoint={"every_steps": 4, "keep": 9})
     return folder
 

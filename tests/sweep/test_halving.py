@@ -17,13 +17,13 @@ from headway.sweep.state import State, fold, list_tasks, rank_trials, select_bes
 from ._reference import Words, build_reference, spend
 from ._sweeps import Scores, Source, go_on, make_plan
 
-# About a thousand results each.
+# Some 350 results each. The reference reads all of them for each decision: a thousand take eight times as long.
 LONG: dict[Method, Plan] = {
-    "random": make_plan("random", 1000),
-    "halving": make_plan("halving", 70, higher_is_better=False),
-    "hyperband": make_plan("hyperband", 190),
-    "asha": make_plan("asha", 75),
-    "pbt": make_plan("pbt", 100, smallest=10, higher_is_better=False, seed=7),
+    "random": make_plan("random", 350),
+    "halving": make_plan("halving", 24, higher_is_better=False),
+    "hyperband": make_plan("hyperband", 66),
+    "asha": make_plan("asha", 30),
+    "pbt": make_plan("pbt", 35, smallest=10, higher_is_better=False, seed=7),
 }
 
 
@@ -37,7 +37,7 @@ def describe(record: Record) -> Words:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_thousand_results_give_the_decisions_of_the_reference(method: Method) -> None:
+def test_hundreds_of_results_give_the_decisions_of_the_reference(method: Method) -> None:
     plan, slots = LONG[method], 5
     records = go_on(plan, Scores(), slots=slots)
     reference = build_reference(plan, slots)
@@ -46,7 +46,7 @@ def test_a_thousand_results_give_the_decisions_of_the_reference(method: Method) 
         if isinstance(record, Result):
             expected += reference.hear(record.trial, record.rung, record.score)
     results = [record for record in records if isinstance(record, Result)]
-    assert 900 <= len(results) <= 1200
+    assert 300 <= len(results) <= 450
     assert any(result.score is None for result in results)
     assert [describe(record) for record in records if not isinstance(record, Result)] == expected
     assert spend(plan, expected) <= plan.budget

@@ -22,7 +22,7 @@ STEP = 6
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fork")
-    packed_digits(folder)
+    packed_digits(folder, mode="seekable")
     options = {"checkpoint": {"every_steps": STEP, "keep": 9}, "model": {"factory": "net.py:dropout"}}
     write_recipe(folder / "recipe.yaml", optimizer={"momentum": 0.9}, epochs=3, device="cpu", **options)
     headway("train", folder / "recipe.yaml", "--run", folder / "parent")

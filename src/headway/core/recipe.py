@@ -16,7 +16,7 @@ from headway.core.files import describe_os_error, read_text
 from headway.core.interface import choose_wording
 from headway.core.path_suggestions import suggest_path
 from headway.core.recipe_errors import explain_errors, find_unknown_key
-from headway.core.recipe_yaml import RecipeDumper, parse_override, parse_recipe, set_value
+from headway.core.recipe_yaml import RecipeDumper, dump_tree, parse_override, parse_recipe, set_value
 
 
 class RecipePart(BaseModel):
@@ -92,7 +92,7 @@ class LoadedRecipe(Generic[P]):
     def to_yaml(self) -> str:
         """Returns YAML with every value spelled out; loading it gives the same recipe."""
         tree = self.recipe.model_dump(mode="json")
-        return yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
+        return dump_tree(tree)
 
 
 def read_recipe(

@@ -16,7 +16,15 @@ import yaml
 from headway.core.errors import RecipeError
 from headway.core.files import read_text
 from headway.core.recipe import RecipePart
-from headway.core.recipe_yaml import RecipeDumper, RecipeLoader, dump_in_line, parse_override, parse_recipe, set_value
+from headway.core.recipe_yaml import (
+    RecipeDumper,
+    RecipeLoader,
+    dump_in_line,
+    dump_tree,
+    parse_override,
+    parse_recipe,
+    set_value,
+)
 
 # Start and end of the characters to replace, and their replacement.
 Edit = tuple[int, int, str]
@@ -55,7 +63,7 @@ def edit_recipe(path: Path, overrides: Sequence[str], values: Mapping[str, Any],
     edited = _apply_edits(text, before, tree)
     if _reads_as(edited, tree):
         return edited
-    return yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
+    return dump_tree(tree)
 
 
 def _apply_edits(text: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

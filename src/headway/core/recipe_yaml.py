@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,14 @@ class RecipeLoader(yaml.SafeLoader):
     """Safe YAML loader that reads 1e-3 as a number: YAML 1.1 takes it for a text and wants 1.0e-3."""
 
 
-# libyaml is eight times as fast as PyYAML's own parser. It recurses in C, so deep nesting would end the process.
+# libyaml is many times as fast as PyYAML's own parser and emitter. It parses by recursion in C, so deep nesting would
+# end the process.
 if TYPE_CHECKING:
     _FastBase = yaml.SafeLoader
+    _FastDumperBase = yaml.SafeDumper
 else:
     _FastBase = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    _FastDumperBase = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _TEXT_TAG, _MAP_TAG, _LIST_TAG = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "map", "seq"))
 # Levels of nesting that are surely no harm: libyaml is stopped by 50,000 of them, and composes 3,000.
 _MOST_LEVELS = 2000
@@ -40,7 +44,11 @@ class RecipeDumper(yaml.SafeDumper):
     """Dumper that matches `RecipeLoader`: a text that looks like 1e-3 is quoted."""
 
 
-for _dialect in (RecipeLoader, _FastLoader, RecipeDumper):
+class _FastDumper(_FastDumperBase):
+    """Dumper of the same dialect on top of libyaml, where PyYAML was built with it."""
+
+
+for _dialect in (RecipeLoader, _FastLoader, RecipeDumper, _FastDumper):
     _dialect.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
     )
@@ -199,6 +207,17 @@ def format_overrides(values: Mapping[str, Any]) -> list[str]:
     # YAML's safe form refuses a Path.
     plain = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
     return [f"{key}={dump_in_line(value)}" for key, value in plain.items()]
+
+
+def dump_tree(tree: Mapping[str, Any]) -> str:
+    """Dumps a mapping in lines of at most 120 characters where it can, keys in their order."""
+    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 120}
+    with suppress(UnicodeEncodeError):
+        text: str = yaml.dump(tree, Dumper=_FastDumper, **options)
+        if "\\U" not in text:
+            return text
+    # libyaml escapes characters beyond 16 bits, such as emoji, and refuses halves of them.
+    return str(yaml.dump(tree, Dumper=RecipeDumper, **options))
 
 
 def dump_in_line(value: Any) -> str:

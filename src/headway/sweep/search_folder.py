@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, final
 
-import yaml
 from pydantic import Field
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import expect_empty_folder, write_atomically
 from headway.core.recipe import LoadedRecipe, RecipePart, read_recipe
-from headway.core.recipe_yaml import RecipeDumper
+from headway.core.recipe_yaml import dump_tree
 from headway.core.run_folder import RunFolder
 from headway.setup.recipe import TrainRecipe
 from headway.sweep.sweep_folder import (
@@ -82,9 +81,7 @@ class SearchFolder(Generic[S]):
         write_provenance(self.path.parent, loaded)
         tree = settings.model_dump(mode="json")
         # Last: the folder can be resumed from now on.
-        write_atomically(
-            self.path, yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
-        )
+        write_atomically(self.path, dump_tree(tree))
 
     def expect_new(self) -> None:
         """Raises UsageError if the folder exists and is not empty."""

@@ -13,14 +13,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
-import yaml
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import expect_empty_folder, write_atomically
 from headway.core.recipe import LoadedRecipe, RecipePart, find_leaf_origins, read_recipe
 from headway.core.recipe_override import collect_given_values
-from headway.core.recipe_yaml import RecipeDumper
+from headway.core.recipe_yaml import dump_tree
 from headway.core.run_folder import collect_provenance
 from headway.setup.recipe import TrainRecipe
 from headway.sweep.budget import Method
@@ -142,9 +141,7 @@ class SweepFolder:
         write_provenance(self.folder, loaded)
         tree = settings.model_dump(mode="json", exclude_unset=True)
         # Last: a folder is a sweep from now on.
-        write_atomically(
-            self.settings_path, yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
-        )
+        write_atomically(self.settings_path, dump_tree(tree))
 
     def read_settings(self) -> tuple[SweepRecipe, LoadedRecipe[TrainRecipe]]:
         """Reads the settings, and the recipe that all trials share.
@@ -259,6 +256,6 @@ def write_found_recipe(folder: Path, loaded: LoadedRecipe[TrainRecipe], comments
     folder.mkdir(exist_ok=True)
     write_provenance(folder, loaded)
     tree = collect_given_values(loaded)
-    body = yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
+    body = dump_tree(tree)
     write_atomically(folder / "recipe.yaml", "\n".join([*(f"# {line}" for line in comments), body]))
     return folder / "recipe.yaml"

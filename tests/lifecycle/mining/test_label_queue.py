@@ -27,7 +27,7 @@ WRONG = [("3", "8", "062.png"), ("1", "4", "065.png"), ("0", "6", "067.png")]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Digits, some of them in the folder of another class; and a run on other digits."""
     folder = tmp_path_factory.mktemp("labels")
-    packed_digits(folder, per_class=60)
+    packed_digits(folder, per_class=60, mode="seekable")
     quick = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
     recipe = write_recipe(folder / "recipe.yaml", model={"factory": "net.py:wide"}, optimizer=quick, epochs=6)
     headway("train", recipe, "--run", folder / "run")
