@@ -13,7 +13,8 @@ _CONTROL = re.compile(
     "\u2028\u2029\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
 )
 _LINE_CONTROL = re.compile("[\t\n]")
-_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)\S*@")
+# One character of the scheme is enough: all of it would be searched for anew from each letter of a long text.
+_CREDENTIALS = re.compile(r"(?<=[A-Za-z0-9+.-])://\S*@")
 
 
 def escape_controls(text: str, *, lines: bool = True) -> str:
@@ -31,7 +32,7 @@ def hide_credentials(text: str) -> str:
 
     A password may hold characters that end the name of a host elsewhere, such as an unescaped `/`.
     """
-    return _CREDENTIALS.sub(r"\1***@", text)
+    return _CREDENTIALS.sub("://***@", text)
 
 
 def _escape(match: re.Match[str]) -> str:

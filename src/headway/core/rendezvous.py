@@ -27,6 +27,7 @@ from headway.core.errors import CommunicationError, UsageError
 from headway.core.hosts import choose_listening_address, find_interface_address, find_own_address, is_loopback_name
 from headway.core.key_value_store import StoreClient, StoreServer, build_store
 from headway.core.launcher_environment import LOOPBACK, LaunchedProcess
+from headway.core.process_group import read_start_time
 from headway.core.torch_c10d import load_c10d
 from headway.core.untrusted_json import parse_value
 
@@ -212,7 +213,7 @@ class _SecretFile:
     def write(self, port: int, secret: bytes) -> None:
         """Writes the file, on rank 0, in place of one that an earlier job has left."""
         aside = self._path.with_suffix(f".{os.getpid()}")
-        content = json.dumps([os.getpid(), _read_start_time(os.getpid()), port, secret.decode()])
+        content = json.dumps([os.getpid(), read_start_time(os.getpid()), port, secret.decode()])
         with suppress(FileNotFoundError):
             aside.unlink()
         # O_EXCL and O_NOFOLLOW: a link that another user has prepared must not get the secret.
@@ -234,25 +235,12 @@ class _SecretFile:
                     if os.fstat(file.fileno()).st_uid != os.getuid():
                         raise CommunicationError("this file belongs to another user", where=str(self._path))
                     pid, since, port, secret = json.loads(file.read())
-                if _read_start_time(pid) == since:
+                if read_start_time(pid) == since:
                     return int(port), str(secret).encode()
             time.sleep(POLL_S)
         what = f"rank 0 did not announce its store within {CONNECT_S:g} s"
         fix = "Do all processes run on one host, as one user?"
         raise CommunicationError(what, where=str(self._path), fix=fix)
-
-
-def _read_start_time(pid: int) -> float:
-    """Returns the start time of a process, to tell it from a later one with the same id.
-
-    Raises:
-        psutil.NoSuchProcess: there is no such process.
-    """
-    # Ticks since boot: psutil's seconds change when the clock is set.
-    with suppress(FileNotFoundError, ProcessLookupError):
-        # Split behind the last bracket, since the process name may contain some; the start time is field 22.
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    return psutil.Process(pid).create_time()
 
 
 def _create_private_folder() -> Path:

@@ -22,6 +22,11 @@ chance alone gives pairs of equal 32-bit checksums; bytes tell them from copies.
 NO_EVALUATION = "There is no evaluation set, so nothing shows how well the network does on images that it has not seen."
 
 
+def describe_large_batch(batch: int, samples: int) -> str:
+    """Returns a warning about a batch with more samples than the data set."""
+    return f"The batch of {batch} is larger than the data set of {samples}: each step spans epochs."
+
+
 def list_class_warnings(kind: LabelKind, classes: Sequence[str]) -> list[str]:
     """Returns warnings about the names of classes: a single class, and names that are nearly equal."""
     if kind == "class" and len(classes) == 1:

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any, final
 
 from headway.comm.messages import BEATS_PER_TIMEOUT, decode, encode
+from headway.core.process_group import signal_group
 from headway.launch.workers import OWN_ERROR, OnEnd, OnLines
 
 # Batch mode: several hosts would ask for passwords on one terminal at the same time.
@@ -147,10 +148,9 @@ class _AgentConnection:
 
     def _kill(self) -> None:
         """Kills the remote shell here. Its agent then finds stdin closed, and ends too."""
-        with suppress(ProcessLookupError, PermissionError):
-            # Once the process is waited for, another process may get its number.
-            if not self._has_ended:
-                os.killpg(self._process.pid, signal.SIGKILL)
+        # Once the process is waited for, another process may get its number.
+        if not self._has_ended:
+            signal_group(self._process.pid, signal.SIGKILL)
 
     def _write_messages(self) -> None:
         """Writes queued messages to the agent's stdin. A thread of its own, since the pipe of a hung host blocks."""

@@ -9,10 +9,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import IO, Protocol, final
 
 from headway.core.cpu_count import count_usable_cores
+from headway.core.process_group import has_ended, signal_group
 
 # The coordinator notices a loss sooner, by its connection.
 PROCESS_POLL_S = 0.05
@@ -137,8 +137,7 @@ class LocalWorkers:
         for key, _ in self._selector.select(PROCESS_POLL_S):
             self._read(key.fd)
         for worker, process in tuple(self._running.items()):
-            # WNOWAIT leaves the process a zombie, which keeps its number until its group is killed.
-            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            if has_ended(process.pid):
                 self._finish(worker, process)
 
     def _abandon(self, error: Exception) -> None:
@@ -150,8 +149,8 @@ class LocalWorkers:
             running, self._running = self._running, {}
             for process in running.values():
                 # The block waits for the process, and closes its pipes.
-                with process, suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                with process:
+                    signal_group(process.pid, signal.SIGKILL)
         for worker in running:
             self._on_end(worker, 1, f"{OWN_ERROR} ({error!r})")
 
@@ -174,8 +173,7 @@ class LocalWorkers:
         """Kills the rest of a worker's group, passes on its last output, and reports its end."""
         with self._lock:
             # The group first: once the leader is waited for, its number may be reused.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            signal_group(process.pid, signal.SIGKILL)
             status = process.wait()
             del self._running[worker]
         try:

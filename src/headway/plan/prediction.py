@@ -12,7 +12,7 @@ from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
 from headway.plan.losses import StepLosses
 from headway.plan.step import PlannedBucket, StepTime, choose_buckets, predict_step
-from headway.plan.strips import choose_grid, estimate_split_s
+from headway.plan.strips import choose_parts, estimate_split_s
 
 Bottleneck = Literal[
     "computing", "fixed time of a step", "contention in a node", "exchange", "slowest device", "loading", "storage"
@@ -138,7 +138,7 @@ def estimate_strips_s(job: TrainingJob, cluster: Cluster, samples: float, strips
     """
     if strips == 1:
         return 0.0
-    grid = choose_grid(job.split, strips) or (strips, 1)
+    grid = choose_parts(job.split, strips)
     return estimate_split_s(job.split, cluster.build_network(1), samples * strips, grid, job.compute)
 
 

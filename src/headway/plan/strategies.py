@@ -27,7 +27,7 @@ from headway.plan.job import TrainingJob
 from headway.plan.owners import compute_owner_loads
 from headway.plan.prediction import Prediction, get_algorithms, predict
 from headway.plan.step import list_gradients
-from headway.plan.strips import Grid, choose_grid, count_split_bytes, estimate_split_s
+from headway.plan.strips import Grid, choose_grid, choose_parts, count_split_bytes, estimate_split_s
 from headway.plan.tower_layers import compute_tower_share, find_towers
 
 # Devices that share an image.
@@ -135,7 +135,7 @@ class _Menu:
         if strips == 1:
             self.add("data parallel", "parallel: {strategy: data}", self.plain, sent, self.memory)
             return
-        grid = choose_grid(self.job.split, strips) or (strips, 1)
+        grid = choose_parts(self.job.split, strips)
         sent += self.parts * count_split_bytes(self.job.split, self.each * strips, grid)
         self.add(*self.format_spatial(grid), self.plain, sent, self.memory)
 
@@ -154,7 +154,7 @@ class _Menu:
         elif not self.memory.most_samples and "spatial" not in self.refused:
             for strips in STRIPS:
                 if self.plain.strips < strips and self.cluster.devices % strips == 0:
-                    grid = choose_grid(self.job.split, strips) or (strips, 1)
+                    grid = choose_parts(self.job.split, strips)
                     shared = predict(replace(self.job, per_device=1 / strips, batch=None), self.cluster, self.nodes)
                     sent = self.count_gradient_bytes(self.job) + count_split_bytes(self.job.split, 1, grid)
                     memory, note = self.estimate(1 / strips), f"a batch of {shared.batch:,.0f}"

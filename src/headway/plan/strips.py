@@ -125,6 +125,11 @@ def choose_grid(split: SplitNetwork, ranks: int) -> Grid | None:
     return None
 
 
+def choose_parts(split: SplitNetwork, ranks: int) -> Grid:
+    """Chooses the grid of ranks that have to share an image: strips where `choose_grid` knows of none."""
+    return choose_grid(split, ranks) or (ranks, 1)
+
+
 def estimate_split_s(split: SplitNetwork, network: Network, images: float, grid: Grid, compute: ComputeTime) -> float:
     """Estimates how much longer a micro-batch takes if devices share its images: exchanges, and uneven parts.
 

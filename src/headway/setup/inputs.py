@@ -31,6 +31,7 @@ from headway.data.loader import Loader
 from headway.data.loader_spec import LoaderSpec
 from headway.data.order import Order
 from headway.data.resolution import compute_progressive_size, expand_size
+from headway.data.set_warnings import describe_large_batch
 from headway.data.store_address import StoreAddress, is_store_address
 from headway.data.synthetic import SyntheticLoader
 from headway.data.tiers import Tier, choose_tier
@@ -385,8 +386,7 @@ def open_inputs(
             if recipe.data.eval is not None:
                 eval_set = on_error.enter_context(closing(_open_set(loaded, "data.eval", recipe.data.eval)))
             if (largest := recipe.largest_batch) > len(train):
-                what = f"The batch of {largest} is larger than the data set of {len(train)}"
-                LOG.warning(f"{what}: each step spans epochs.")
+                LOG.warning(describe_large_batch(largest, len(train)))
         # In this order: sizes decide whether pixels can be kept, and the tier serves the measurement of mean and std.
         loaded, size, channels, samples = _resolve_images(loaded, train, synthetic)
         inputs = on_error.enter_context(

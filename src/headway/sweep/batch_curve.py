@@ -22,6 +22,7 @@ from headway.core.recipe_override import collect_given_values, override_values
 from headway.core.run_folder import RunFolder
 from headway.core.signals import handle_signals
 from headway.core.text_format import align_table, pluralise
+from headway.data.set_warnings import describe_large_batch
 from headway.optim.batch_scaling import require_number
 from headway.page.renderer import render
 from headway.setup.checks import explain_share
@@ -181,8 +182,7 @@ def draw_curve(
         what, fix = explain_share(probe.objective, target)
         raise UsageError(what, where="--target", fix=fix)
     if batches[-1] > probe.samples:
-        what = f"The batch of {batches[-1]:,} is larger than the data set of {probe.samples:,}"
-        LOG.warning(f"{what}: each step spans epochs.")
+        LOG.warning(describe_large_batch(batches[-1], probe.samples))
     settings = CurveRecipe(
         recipe=collect_given_values(probe.loaded),
         batches=batches,

@@ -166,9 +166,8 @@ def dry_run(
         # `data.train (FILE:LINE): PATH` names the key too.
         where = error.where.rpartition(": ")[2]
         if stated is None and (where in named or Path(where).resolve() in paths):
-            raise UsageError(
-                error.what, where=error.where, fix=f"{error.fix.rstrip('.')}. {WITHOUT_DATA}".lstrip(". ")
-            ) from None
+            fix = f"{error.fix.rstrip('.')}. " if error.fix else ""
+            raise UsageError(error.what, where=error.where, fix=fix + WITHOUT_DATA) from None
         raise
     with closing(setup.inputs):
         # Real images where there are any: a network may branch on their size.

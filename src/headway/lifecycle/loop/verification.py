@@ -23,6 +23,7 @@ import psutil
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import describe_os_error, open_regular, read_text, write_atomically
+from headway.core.process_group import has_ended, read_start_time, signal_group
 from headway.core.untrusted_json import JsonError, describe_kind, is_any_number, parse_object
 from headway.export.manifest import hash_file
 from headway.lifecycle.loop.loop_recipe import VerifyRecipe
@@ -181,7 +182,7 @@ def _run(command: list[str], base: Path, work: Path, timeout_s: float) -> int:
     try:
         _note_process(work / PROCESS, process.pid)
         until = time.monotonic() + timeout_s
-        while not _has_ended(process.pid):
+        while not has_ended(process.pid):
             if time.monotonic() >= until:
                 what = f"the program of verify.command has not ended within {timeout_s:g} s, so it was stopped"
                 fix = "Set a longer verify.timeout_s, or let the program do less, and run the same command again."
@@ -191,35 +192,24 @@ def _run(command: list[str], base: Path, work: Path, timeout_s: float) -> int:
         try:
             _ask_to_end(process.pid)
         finally:
-            # The group first: once the leader is waited for, its number may be that of another process.
-            _send(process.pid, signal.SIGKILL)
+            signal_group(process.pid, signal.SIGKILL)
             status = process.wait()
     return status
-
-
-def _has_ended(pid: int) -> bool:
-    # WNOWAIT leaves the process a zombie, which keeps its number.
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _ask_to_end(pid: int) -> None:
     """Sends SIGTERM to the group of a process that has not ended, and gives it some seconds."""
     until = time.monotonic() + END_S
-    if not _has_ended(pid):
-        _send(pid, signal.SIGTERM)
-        while not _has_ended(pid) and time.monotonic() < until:
+    if not has_ended(pid):
+        signal_group(pid, signal.SIGTERM)
+        while not has_ended(pid) and time.monotonic() < until:
             time.sleep(POLL_S)
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
 
 
 def _note_process(path: Path, pid: int) -> None:
     """Notes which process runs, for the loop after a loop that was killed."""
     # A process that has ended already is a zombie, and still has its time.
-    write_atomically(path, json.dumps({"pid": pid, "created": psutil.Process(pid).create_time()}))
+    write_atomically(path, json.dumps({"pid": pid, "began": read_start_time(pid)}))
 
 
 def _end_forgotten(path: Path) -> None:
@@ -228,8 +218,8 @@ def _end_forgotten(path: Path) -> None:
         tree = parse_object(read_text(path))
         process = psutil.Process(tree["pid"])
         # Its number may be that of another process by now, which has another time.
-        if process.create_time() == tree["created"]:
-            _send(process.pid, signal.SIGKILL)
+        if read_start_time(process.pid) == tree["began"]:
+            signal_group(process.pid, signal.SIGKILL)
             process.wait(END_S)
 
 
