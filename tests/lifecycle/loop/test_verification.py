@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import HeadwayError, UsageError
+from headway.core.process_group import read_start_time
 from headway.lifecycle.loop.loop_recipe import VerifyRecipe
 from headway.lifecycle.loop.verification import PROCESS, Verification, identify_program, measure_export
 
@@ -107,7 +108,7 @@ def test_a_forgotten_program_is_ended_and_no_other(tmp_path: Path) -> None:
     note = tmp_path / "rounds/1/verify" / PROCESS
     note.parent.mkdir(parents=True)
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
-        created = psutil.Process(process.pid).create_time()
+        created = read_start_time(process.pid)
         for content in ("", "[]", json.dumps({"pid": process.pid, "created": created - 5}), json.dumps({"pid": -1})):
             note.write_text(content)
             assert verify(tmp_path, "echo '{\"score\": 1}'") == 1

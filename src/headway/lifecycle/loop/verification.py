@@ -209,7 +209,7 @@ def _ask_to_end(pid: int) -> None:
 def _note_process(path: Path, pid: int) -> None:
     """Notes which process runs, for the loop after a loop that was killed."""
     # A process that has ended already is a zombie, and still has its time.
-    write_atomically(path, json.dumps({"pid": pid, "began": read_start_time(pid)}))
+    write_atomically(path, json.dumps({"pid": pid, "created": read_start_time(pid)}))
 
 
 def _end_forgotten(path: Path) -> None:
@@ -218,7 +218,7 @@ def _end_forgotten(path: Path) -> None:
         tree = parse_object(read_text(path))
         process = psutil.Process(tree["pid"])
         # Its number may be that of another process by now, which has another time.
-        if read_start_time(process.pid) == tree["began"]:
+        if read_start_time(process.pid) == tree["created"]:
             signal_group(process.pid, signal.SIGKILL)
             process.wait(END_S)
 
