@@ -94,7 +94,7 @@ def _thin_out(cases: list[pytest.Function], most: int) -> None:
 def pytest_collection() -> Iterator[Any]:
     """In a fresh clone one process compiles the tests for all: 15 seconds of each process that reads what it wrote."""
     last = ROOT / "tests/watch/__pycache__"
-    if sys.dont_write_bytecode or any(last.glob("*-pytest-*.pyc")):
+    if sys.dont_write_bytecode or not last.parent.is_dir() or any(last.glob("*-pytest-*.pyc")):
         return (yield)
     last.mkdir(exist_ok=True)
     with open(last / "collection.lock", "w") as lock:

@@ -79,8 +79,8 @@ def test_planted_copies_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.check
 def test_a_round_of_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two sizes, one seed, few steps."""
-    monkeypatch.setattr(labels, "STEPS", 5)
+    """Two sizes, one seed, a tenth of 50 steps."""
+    monkeypatch.setattr(labels, "STEPS", 50)
     monkeypatch.setattr(labels, "SIZES", range(40, 81, 40))
     monkeypatch.setattr(labels, "END", 80)
     pools = {"plain": (labels.RANDOM, labels.MARGIN), "rare": (labels.RANDOM, labels.MARGIN)}
