@@ -121,6 +121,8 @@ class Comparison:
 
     def __init__(self, folder: Path, only: Collection[str] | None = None) -> None:
         self.arms: dict[str, Arm] = {}
+        self.names = set[str]()
+        """Of all arms, wanted or not."""
         self._folder, self._only = folder, only
         self._stack = ExitStack()
 
@@ -132,6 +134,7 @@ class Comparison:
 
     def add(self, name: str, command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> None:
         """Starts an arm, if it is wanted."""
+        self.names.add(name)
         if self._only is not None and name not in self._only:
             return
         try:

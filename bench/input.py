@@ -23,6 +23,7 @@ round; a claim is the median over rounds. A core second is a second of processor
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 
@@ -123,6 +124,8 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
     rounds, seconds, batch = (2, 0.2, QUICK_BATCH) if options.quick else (7, 4.0, BATCH)
     with Comparison(folder, options.arms) as arms:
         start(arms, source, folder, batch, options.quick)
+        if unknown := set(options.arms or ()) - arms.names:
+            sys.exit(f"No arm is named {sorted(unknown)}. The names are {sorted(arms.names)}.")
         arms.run(rounds, seconds)
         how = f"median of {rounds} rounds of {seconds:g} s"
         made, shown, facts = claims(arms, how), arms.rows(), arms.facts()

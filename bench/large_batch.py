@@ -57,12 +57,11 @@ from typing import Any
 
 from bench._accuracy import batch_arms, batch_curve, batch_noise, batch_wide, cifar
 from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell, Job
-from bench._accuracy.batch_error import ErrorCurve
+from bench._accuracy.batch_error import ErrorCurve, write_errors
 from bench._accuracy.batch_table import Tables
 from bench._accuracy.results import FOLDER, Results, commit
 from bench._accuracy.workers import WorkerEndedError, work
 from bench._common import Claim, parser, report, table
-from bench._decks.drawing import write_errors
 from bench._family import run_bench
 
 

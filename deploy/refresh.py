@@ -112,10 +112,11 @@ def refresh_base(dockerfile: Path, definition: Path) -> list[str]:
     name, suite = base["name"], base["suite"]
     try:
         tag, digest = find_newest_image(name, re.compile(rf"{suite}-\d{{8}}-slim"))
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError) as error:
         print(f"base image: it stays {name}:{suite}-{base['date']}-slim, since no registry answers: {error}")
         return []
-    if digest == base["digest"]:
+    # A mirror may lag behind.
+    if digest == base["digest"] or tag < f"{suite}-{base['date']}-slim":
         print(f"base image: {name}:{tag} is the newest")
         return []
     print(f"base image: {suite}-{base['date']}-slim -> {tag}")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from bench._accuracy import batch_error
 from bench._accuracy.batch_arms import SEEDS as TABLE_SEEDS
 from bench._accuracy.batch_arms import Cell
 from bench._accuracy.batch_worker import run_recipe
@@ -23,6 +24,7 @@ from bench._decks.numbers import REASONS, compare_texts, extract_numbers, find_f
 from bench._decks.page import PAGE, build_rows, format_page
 from bench._decks.studies import SEEDS, STUDIES, TUNING_SEED, Job, Runs, has_diverged, summarise_epochs
 from bench._decks.verdict import NAMES, judge
+from bench._drawing import FOLDER
 from tests._support import packed_digits
 from tests.conftest import ROOT
 
@@ -187,6 +189,16 @@ def test_the_page_on_large_batches_has_the_kept_runs() -> None:
     assert f"| steps to 60 %, mean of three seeds | {steps} |" in page
 
 
+def test_the_page_has_the_error_by_batch() -> None:
+    """If it fails: `python -m bench.large_batch --error --minutes 0` draws the picture anew and prints the table."""
+    page, curve = (ROOT / "docs/accuracy.md").read_text(encoding="utf-8"), from_results.read_error_curve()
+    rows = [row for row in curve.list_rows()[1:] if row[2] != "missing"]
+    for title, cells in zip(("batch", "learning rate", "error %, 12 epochs"), zip(*rows, strict=True), strict=False):
+        assert f"| {title} | {' | '.join(cells)} |\n" in page
+    assert (FOLDER / "error-by-batch.svg").read_text(encoding="utf-8") == batch_error.draw_errors(curve)
+    assert "images/error-by-batch.svg" in page
+
+
 def describe_spread(accuracies: list[float]) -> str:
     assert len(accuracies) == len(TABLE_SEEDS)
     mean = sum(accuracies) / len(accuracies)
@@ -294,5 +306,5 @@ def test_the_pictures_of_the_statements_are_those_of_the_kept_measurements() -> 
     assert pictures.keys() == statements.MEASURES.keys()
     page = (ROOT / "docs/statements.md").read_text(encoding="utf-8")
     for name, text in pictures.items():
-        assert (drawing.FOLDER / f"statement-{name}.svg").read_text(encoding="utf-8") == text
+        assert (FOLDER / f"statement-{name}.svg").read_text(encoding="utf-8") == text
         assert f"images/statement-{name}.svg" in page

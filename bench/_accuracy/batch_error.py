@@ -13,6 +13,8 @@ from typing import Any, final
 
 from bench._accuracy import batch_arms
 from bench._accuracy.batch_arms import BEST_SGD, LARGE, LARGEST, SEEDS, SMALL, Cell, Job
+from bench._accuracy.results import Results
+from bench._drawing import FOLDER, LEFT, Axis, draw
 
 BATCHES = tuple(64 * 2**power for power in range(9))
 """Up to 16,384, which is a third of the 50,000 images: a batch of 64 k would need more than all of them."""
@@ -76,3 +78,17 @@ def format_errors(errors: list[float]) -> str:
         return "missing"
     mean = f"{statistics.fmean(errors):.1f}"
     return mean if len(errors) == 1 else f"{mean} +- {statistics.stdev(errors):.1f}"
+
+
+def draw_errors(curve: ErrorCurve) -> str:
+    """Draws the errors of `bench.large_batch --error`: each seed, and the means as a line."""
+    found = {batch: errors for batch in BATCHES if (errors := curve.list_errors(batch))}
+    points = [(batch, error) for batch, errors in found.items() for error in errors]
+    means = [(batch, statistics.fmean(errors)) for batch, errors in found.items()]
+    axes = Axis("batch", BATCHES), Axis("evaluation error, %", range(20, 101, 20), linear=True)
+    return draw(*axes, points, means, ("one seed", "mean of the seeds"), legend_x=LEFT + 16)
+
+
+def write_errors(results: Results) -> None:
+    """Writes the picture of the error by batch into docs/images."""
+    (FOLDER / "error-by-batch.svg").write_text(draw_errors(ErrorCurve(results.all())), encoding="utf-8")

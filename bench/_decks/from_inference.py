@@ -1,4 +1,4 @@
-"""What was measured of the deck's inference tables: bench/results/inference.jsonl, made by `bench.export --only deck`.
+"""Kept measurements of the deck's inference tables: bench/results/inference.jsonl, made by `bench.export --only deck`.
 
 Each function takes the part of a figure's `ours` behind the colon.
 """
@@ -9,7 +9,8 @@ from functools import cache
 
 from bench._accuracy.results import Results
 from bench._decks.figure import Ours
-from bench._export.deck_results import DIGITS, RESULTS, WITH, WITHOUT, DeckResults, compute_deltas
+from bench._export.deck_results import RESULTS, WITH, WITHOUT, DeckResults, compute_deltas
+from bench._export.networks import EVALUATED
 
 
 @cache
@@ -41,4 +42,4 @@ def find_delta(name: str) -> Ours | None:
     record = read_inference().find_accuracy(name)
     if record is None:
         return None
-    return Ours("measured", max(compute_deltas(record), key=abs), f"{DIGITS} digits, last layer fitted")
+    return Ours("measured", max(compute_deltas(record), key=abs), f"{EVALUATED} digits, last layer fitted")

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from bench._accuracy import batch_curve
-from bench._accuracy.batch_arms import EPOCHS, LARGEST, Cell
+from bench._accuracy import batch_curve, batch_error
+from bench._accuracy.batch_arms import EPOCHS, LARGE, LARGEST, SMALL, Cell
 from bench._accuracy.batch_table import BASELINE, LAST_LARGE, Tables
 from bench._accuracy.results import FOLDER, Results
 from bench._arms import ROOT
@@ -28,7 +28,6 @@ from headway.core.statistics import compute_interval
 
 CLAIMS = FOLDER / "claims.jsonl"
 PUBLISHED = Path(__file__).with_name("published.csv")
-NAIVE_LR = studies.BATCH_LR
 
 
 @cache
@@ -89,12 +88,11 @@ def read_large_batch(asked: str) -> Ours:
         assert isinstance(epochs, float)
         return Ours("measured", epochs / EPOCHS, f"CIFAR-10: {epochs:g} epochs where 256 takes {EPOCHS:g}")
     if kind == "knee":
-        means = [
-            _average(tables, cell) for cell in (BASELINE, Cell(LAST_LARGE.batch, "linear"), Cell(LARGEST, "linear"))
-        ]
-        errors = ", ".join(f"{100 - mean:.1f}" for mean in means)
-        more = f"CIFAR-10, error {errors} % at {BASELINE.batch}, {LAST_LARGE.batch:,}, {LARGEST:,}"
-        return Ours("measured", (means[1] - means[2]) / (means[0] - means[1]), more)
+        batches, curve = (SMALL, LARGE, LARGEST), read_error_curve()
+        means = [statistics.fmean(curve.list_errors(batch)) for batch in batches]
+        errors = ", ".join(f"{mean:.1f}" for mean in means)
+        more = f"CIFAR-10, [error {errors} %](accuracy.md#error-against-the-batch) at {SMALL}, {LARGE:,}, {LARGEST:,}"
+        return Ours("measured", (means[2] - means[1]) / (means[1] - means[0]), more)
     where = f"CIFAR-10, batch {LARGEST:,}"
     found = [[100 * one for one in tables.accuracies(Cell(LARGEST, arm))] for arm in arms]
     if kind == "accuracy":
@@ -105,8 +103,10 @@ def read_large_batch(asked: str) -> Ours:
     return _compare(found[1], found[0], where)
 
 
-def _average(tables: Tables, cell: Cell) -> float:
-    return 100 * statistics.fmean(tables.accuracies(cell))
+@cache
+def read_error_curve() -> batch_error.ErrorCurve:
+    """Reads the kept runs of `bench.large_batch --error`."""
+    return batch_error.ErrorCurve(Results(FOLDER / "large_batch.jsonl").all())
 
 
 def _compare(one: Sequence[float], other: Sequence[float], more: str) -> Ours:
@@ -126,33 +126,24 @@ def read_batch_curve(asked: str) -> Ours:
 
     Args:
         asked: steps/B/B, epochs/B/B, perfect-to, lowest-rate, rate-exponent/B/B (of the best rate in the
-            batch), after-3/B (accuracy after three epochs), share/B/B of these, naive/B/B (points lost with one rate).
+            batch).
     """
     kind, *batches = asked.split("/")
     curve, where = read_curve(), "CIFAR-10, a small network, to 60 %"
-    if kind in _CURVE:
-        return _CURVE[kind](*map(int, batches))
+    if kind == "rate-exponent":
+        return _fit_rate_exponent(*map(int, batches))
     if kind == "lowest-rate":
         rates = {batch: curve.curve.search(batch)[1] for batch, *_ in curve.points()}
         lowest = min((lr, batch) for batch, lr in rates.items() if lr is not None)
         return Ours("measured", lowest[0], f"best rate at a batch of {lowest[1]}, the lowest of all batches")
     if kind == "perfect-to":
         largest = max(batch for batch, _, regime in curve.points() if regime == "perfect")
-        return Ours("measured", largest, f"a batch; {where}")
+        return Ours("measured", largest, where)
     large, small = (curve.steps(int(batch)) for batch in batches)
     assert large is not None
     assert small is not None
     ratio = int(batches[0]) / int(batches[1]) if kind == "epochs" else 1.0
     return Ours("measured", large / small * ratio, where)
-
-
-def _read_after_epochs(batch: int, lr: float, seeds: Sequence[int]) -> list[float]:
-    """Accuracies after three epochs of the kept runs to 60 %, by seed. Each epoch has five evaluations."""
-    runs = Results(FOLDER / "large_batch.jsonl").where(
-        bench="curve", batch=batch, lr=lr, settings=batch_curve.settings("sgd")
-    )
-    found = {run["seed"]: run["evaluations"][3 * 5 - 1][1] for run in runs}
-    return [found[seed] for seed in seeds]
 
 
 def _read_best_rate(batch: int) -> float:
@@ -161,37 +152,10 @@ def _read_best_rate(batch: int) -> float:
     return lr
 
 
-def _read_after_three(batch: int) -> Ours:
-    lr = _read_best_rate(batch)
-    mean = statistics.fmean(_read_after_epochs(batch, lr, batch_curve.SEEDS))
-    return Ours("measured", mean, f"CIFAR-10, batch {batch:,}, its best rate, {lr:g}")
-
-
-def _compare_after_three(large: int, small: int) -> Ours:
-    one, other = (_read_after_three(batch).value for batch in (large, small))
-    assert one is not None
-    assert other is not None
-    return Ours("measured", one / other, f"CIFAR-10, {small:,} to {large:,}, each at its best rate")
-
-
-def _lose_naively(large: int, small: int) -> Ours:
-    seed = batch_curve.TUNING_SEED
-    ((one,), (other,)) = (_read_after_epochs(batch, NAIVE_LR, [seed]) for batch in (small, large))
-    return Ours("measured", 100 * (one - other), f"CIFAR-10, {small:,} to {large:,}, rate {NAIVE_LR:g}, one seed")
-
-
 def _fit_rate_exponent(large: int, small: int) -> Ours:
     ratio = _read_best_rate(large) / _read_best_rate(small)
     more = f"CIFAR-10: the best rate grows {ratio:g}-fold from {small:,} to {large:,}"
     return Ours("measured", math.log(ratio) / math.log(large / small), more)
-
-
-_CURVE: Mapping[str, Callable[..., Ours]] = {
-    "after-3": _read_after_three,
-    "share": _compare_after_three,
-    "naive": _lose_naively,
-    "rate-exponent": _fit_rate_exponent,
-}
 
 
 def read_recurrent(name: str) -> Ours:
@@ -243,7 +207,8 @@ def read_study(asked: str) -> Ours | None:
 
 def _read_batch(batch: str, what: str) -> Ours | None:
     mean = average(read_runs().select("batch", batch=int(batch)), lambda run: run["epochs"][-1][what])
-    return None if mean is None else Ours("measured", mean, "CIFAR-10")
+    more = f"CIFAR-10, learning rate {studies.BATCH_LR:g}"
+    return None if mean is None else Ours("measured", mean, more)
 
 
 def _compare_batches(what: str) -> Ours | None:
@@ -252,6 +217,15 @@ def _compare_batches(what: str) -> Ours | None:
         for batch in (studies.BATCHES[0], studies.BATCHES[-1])
     )
     return None if len(large) < len(studies.SEEDS) else _compare(small, large, "CIFAR-10, one learning rate")
+
+
+def _share_batches() -> Ours | None:
+    small, large = (_read_batch(str(batch), "val") for batch in (studies.BATCHES[0], studies.BATCHES[-1]))
+    if small is None or large is None:
+        return None
+    assert small.value is not None
+    assert large.value is not None
+    return Ours("measured", large.value / small.value, large.more)
 
 
 def _read_log(arm: str, what: str) -> Ours | None:
@@ -273,15 +247,14 @@ def _compare_logs(arm: str, other: str) -> Ours | None:
 
 
 def _compare_rules(factor: str) -> Ours | None:
-    batch = studies.RULE_BATCH * int(factor)
+    batch, lr = studies.RULE_BATCH * int(factor), read_runs().find_rule_rate()
     linear, root = (
-        [100 * run["accuracy"] for run in read_runs().select("rules", arm=arm, batch=batch)]
+        [100 * run["accuracy"] for run in read_runs().select("rules", arm=arm, batch=batch, lr=lr)]
         for arm in ("linear", "root")
     )
     if min(len(linear), len(root)) < len(studies.SEEDS):
         return None
-    lr = read_runs().find_rule_rate()
-    edge = ", the highest of its sweep" if lr == max(studies.RULE_RATES) else ""
+    edge = ", at the edge of its sweep" if read_runs().is_rule_rate_at_edge() else ""
     more = f"CIFAR-10 at 16 pixels, {studies.RULE_BATCH} to {batch:,}; at {studies.RULE_BATCH} the rate is {lr:g}{edge}"
     return _compare(linear, root, more)
 
@@ -290,8 +263,9 @@ def _count_diverged(arm: str) -> Ours | None:
     found = read_runs().select("divergence", arm=arm)
     if len(found) < len(studies.SEEDS):
         return None
-    reached = ", ".join(f"{run['accuracy']:.0%}" for run in found)
-    return Ours("measured", float(sum(map(has_diverged, found))), f"of 3; CIFAR-10, batch 2,048; accuracy {reached}")
+    reached = ", ".join(f"{100 * run['accuracy']:.0f} %" for run in found)
+    more = f"CIFAR-10, batch 2,048, three seeds; accuracy {reached}"
+    return Ours("measured", float(sum(map(has_diverged, found))), more)
 
 
 def _best_norm_rate(arm: str) -> float | None:
@@ -356,6 +330,7 @@ def _compare_decay() -> Ours | None:
 _STUDIES: Mapping[str, Callable[..., Ours | None]] = {
     "batch": _read_batch,
     "batch-loss": _compare_batches,
+    "batch-share": _share_batches,
     "log": _read_log,
     "log-gain": _compare_logs,
     "rules": _compare_rules,

@@ -47,7 +47,7 @@ LOG_BATCH, LOG_SCALE, LOG_LR = 1280, 5, 0.1
 """LBSGD makes its batch of LOG_SCALE steps of 256. SGD and NAG have LOG_SCALE times the rate, which LBSGD rises to."""
 RULE_BATCH, RULE_FACTORS = 256, (4, 16)
 RULE_RATES = (0.05, 0.1, 0.2, 0.4)
-"""Of the sweep at RULE_BATCH."""
+"""Learning rates of the sweep at RULE_BATCH."""
 RULES = {"none": 0.0, "root": 0.5, "linear": 1.0}
 """Powers of the factor between the batches, by which the learning rate is multiplied."""
 NORM = ("with", "without")
@@ -56,9 +56,9 @@ NORM_BATCH, NORM_RATES = 60, (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 LARGE_BATCH, LARGE_LR = 2048, 40.0
 DIVERGENCE = ("sgd", "sgd, no warm-up", "lars")
 DECAY = ("all", "weights")
-"""What weight decay acts on."""
+"""Parameters that decay: all, or weights alone."""
 DECAY_RATES = tuple(FIRST_LARS[LARGE_BATCH] * STEP**place for place in range(GRID))
-"""Where both sweeps begin: those of LARS in `bench.large_batch`."""
+"""First learning rates of both sweeps, those of LARS in `bench.large_batch`."""
 EPOCHS = {"norm": 20, "divergence": 12, "batch": 3, "rules": 8, "optimizers": 20, "alexnet": 12}
 LOGGED = ("norm", "divergence", "batch", "optimizers")
 SIDES = {"norm": 8, "batch": 32, "alexnet": 32}
@@ -187,8 +187,9 @@ class Runs:
                 for seed in SEEDS
                 for batch, rule in [(RULE_BATCH, "linear"), *large]
             ]
+        jobs += [Job("rules", "linear", RULE_BATCH, lr, TUNING_SEED) for lr in self._search_rule_rate()[0]]
         for arm in DECAY:
-            lrs, best = extend_grid(self._read_sweep(arm), DECAY_RATES)
+            lrs, best = extend_grid(self._read_sweep("alexnet", arm), DECAY_RATES)
             pairs = [(lr, TUNING_SEED) for lr in lrs] if best is None else [(best, seed) for seed in SEEDS]
             jobs += [Job("alexnet", arm, LARGE_BATCH, lr, seed) for lr, seed in pairs]
         # Each once, in the order of the studies: the sort is stable.
@@ -197,24 +198,29 @@ class Runs:
 
     def find_rule_rate(self) -> float | None:
         """Finds the best learning rate at the small batch of `rules`; None until its sweep is done."""
-        if any(job not in self._found for job in _FIRST["rules"]):
-            return None
-        return max(_FIRST["rules"], key=lambda job: self._found[job]["accuracy"]).lr
+        return self._search_rule_rate()[1]
+
+    def is_rule_rate_at_edge(self) -> bool:
+        """Returns True if that is the lowest or highest rate of the sweep: a better one may lie beyond."""
+        return is_at_edge(self._read_sweep("rules", "linear"))
+
+    def _search_rule_rate(self) -> tuple[list[float], float | None]:
+        return extend_grid(self._read_sweep("rules", "linear"), RULE_RATES)
 
     def find_decay_rate(self, arm: str) -> float | None:
         """Finds the best learning rate of an arm of `alexnet`; None until its sweep is done."""
-        return extend_grid(self._read_sweep(arm), DECAY_RATES)[1]
+        return extend_grid(self._read_sweep("alexnet", arm), DECAY_RATES)[1]
 
     def is_decay_at_edge(self, arm: str) -> bool:
-        """Tells whether that is the lowest or highest rate of the sweep: a better one may lie beyond."""
-        return is_at_edge(self._read_sweep(arm))
+        """Returns True if that is the lowest or highest rate of the sweep: a better one may lie beyond."""
+        return is_at_edge(self._read_sweep("alexnet", arm))
 
-    def _read_sweep(self, arm: str) -> dict[float, float]:
+    def _read_sweep(self, study: str, arm: str) -> dict[float, float]:
         """Reads the accuracy by learning rate of the seed that tunes."""
         return {
             job.lr: record["accuracy"]
             for job, record in self._found.items()
-            if (job.study, job.arm, job.seed) == ("alexnet", arm, TUNING_SEED)
+            if (job.study, job.arm, job.seed) == (study, arm, TUNING_SEED)
         }
 
     def select(self, study: str, **asked: Any) -> list[Mapping[str, Any]]:
@@ -253,7 +259,7 @@ def summarise_epochs(records: Sequence[Mapping[str, Any]]) -> list[dict[str, flo
 
 
 def has_diverged(run: Mapping[str, Any]) -> bool:
-    """Tells whether a run's loss was not finite, or in some epoch ten times that of guesses among ten classes."""
+    """Returns True if a run's loss was not finite, or in some epoch ten times that of guesses among ten classes."""
     return bool(run["diverged"]) or max(one["loss"] for one in run["epochs"]) > 10 * math.log(10)
 
 

@@ -59,12 +59,12 @@ def judge(figure: Figure, ours: Ours | None) -> Verdict:
         return _judge_onednn(figure, ours)
     held = is_held(figure, ours)
     if held is None:
-        return Verdict("undecided here", f"undecided here: the interval holds {figure.rule[2:]}")
+        return Verdict("undecided here", f"undecided here: the interval includes the bar, {figure.rule[2:]}")
     return Verdict("reproduced", "reproduced") if held else _refute(figure.note)
 
 
 def is_held(figure: Figure, ours: Ours) -> bool | None:
-    """Tells whether what was measured or counted is as the figure's rule asks. None: its interval does not decide."""
+    """Returns True if what was measured or counted is as the figure's rule asks. None: its interval does not decide."""
     rule, value = figure.rule, ours.value
     assert value is not None, f"{figure.id}: nothing to compare"
     low, high = (value if end is None else end for end in (ours.low, ours.high))
@@ -122,8 +122,8 @@ def _judge_gain(figure: Figure, ours: Ours) -> Verdict:
 def _judge_onednn(figure: Figure, ours: Ours) -> Verdict:
     assert figure.number is not None
     assert ours.value is not None
-    text = judge_gain(figure.number, ours.value)
-    return Verdict("reproduced" if text == "reproduced" else "undecided here", text)
+    text = judge_gain(figure.number, ours.value, ours.high)
+    return Verdict(text.partition(":")[0], text)
 
 
 def _refute(reason: str) -> Verdict:

@@ -29,8 +29,8 @@ from headway import model
 from headway.export.pipeline import Member, Pipeline
 
 BATCHES, SMALLER_BATCHES = (1, 16), (1, 8)
-"""Instead of the deck's 128: they cost as much an image, and do not need its memory. The smaller for networks of ten
-billion multiply-adds or more."""
+"""Instead of the deck's 128: they are taken to cost as much an image, and do not need its memory. The smaller for
+networks of ten billion multiply-adds or more."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""What was measured of the deck's tables of speed and accuracy, in bench/results/inference.jsonl, and their tables.
+"""Kept measurements of the deck's tables of speed and accuracy (bench/results/inference.jsonl), and their tables.
 
 A line has one network: for `speed` at one batch, CPU seconds a call by arm and round; for `accuracy` top-1 and top-5
 without and with oneDNN. The tables of docs/inference-table.md are `format_speed` and `format_accuracy` of these lines.
@@ -12,14 +12,16 @@ from typing import Any, final
 
 from bench._accuracy.results import FOLDER, Results
 from bench._common import median
+from bench._export.networks import EVALUATED
 from headway.export.deck import ACCURACY, judge_accuracy, judge_gain, read_deck
 
 RESULTS = FOLDER / "inference.jsonl"
 WITH, WITHOUT, LAST = "with", "without", "with, channels last"
-DIGITS = 597
 ALONE = "faster_rcnn"
 """The network whose images/s in the deck are 1 / latency: its images came one at a time, so they do here."""
 NOT_YET = "not measured yet"
+BATCH = 128
+"""Of most of the deck's images/s."""
 Interval = tuple[float, float, float]
 
 
@@ -37,7 +39,7 @@ class Record:
 
     @property
     def thread(self) -> str:
-        """Where it was measured, such as `one thread of an AMD EPYC with AVX2`."""
+        """Processor and threads, such as `one thread of an AMD EPYC with AVX2`."""
         processor, _, units, *_ = str(self.values["machine"]).split(", ")
         return f"one thread of an {processor} with {units}"
 
@@ -88,7 +90,7 @@ def format_speed(results: DeckResults) -> str:
         "network",
         "deck, batch 1",
         "here",
-        "deck, batch 128",
+        "deck, batch 128 if not said",
         "here, larger batch",
         "with channels last",
         "verdict",
@@ -97,13 +99,15 @@ def format_speed(results: DeckResults) -> str:
     for row in read_deck():
         found = results.find_both(row.name)
         gains = [None if one is None else one.compute_gain() for one in found]
-        cells = [f"{deck:.2f} | {_format_gain(gain)}" for deck, gain in zip(row.gains, gains, strict=True)]
+        printed = row.latency_gain, row.speed_gain
+        shown = f"{printed[0]:.2f}", f"{printed[1]:.2f}" + (f" at {row.batch:g}" if row.batch != BATCH else "")
+        cells = [f"{deck} | {_format_gain(gain)}" for deck, gain in zip(shown, gains, strict=True)]
         if found[1] is not None:
             cells[1] += f" at {found[1].batch}"
         last = [
             f"{one.compute_gain(LAST)[0]:.2f}" for one in found if one is not None and LAST in one.values["seconds"]
         ]
-        verdicts = [_judge(deck, gain) for deck, gain in zip(row.gains, gains, strict=True)]
+        verdicts = [_judge(deck, gain) for deck, gain in zip(printed, gains, strict=True)]
         rows.append((row.network, *cells, ", ".join(last) or "-", _join(*verdicts)))
     return format_markdown(rows)
 
@@ -114,7 +118,7 @@ def _format_gain(interval: Interval | None) -> str:
 
 def _judge(deck: float, gain: Interval | None) -> str:
     """Names the verdict. The reason, which is the same in all rows, stands below the table."""
-    return NOT_YET if gain is None else judge_gain(deck, gain[0]).partition(":")[0]
+    return NOT_YET if gain is None else judge_gain(deck, gain[0], gain[2]).partition(":")[0]
 
 
 def _join(small: str, large: str) -> str:
@@ -139,7 +143,9 @@ def format_accuracy(results: DeckResults) -> str:
             without, own = record.values[key]
             cells += [f"{without:.8f}, {own:.8f}", f"{delta + 0.0:.8f}"]
         flips = record.values["flips"]
-        rows.append((label, *cells, "-" if flips is None else str(flips), judge_accuracy(deltas, f"{DIGITS} digits")))
+        rows.append(
+            (label, *cells, "-" if flips is None else str(flips), judge_accuracy(deltas, f"{EVALUATED} digits"))
+        )
     return format_markdown(rows)
 
 

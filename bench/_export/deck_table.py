@@ -58,7 +58,7 @@ from headway.export.table_engines import turn_onednn_off
 from headway.export.targets.target import Session
 from headway.export.top_classes import compute_top_share
 
-ROUNDS, LARGE_ROUNDS, TURN_S, FITTED = 5, 3, 0.5, 400
+ROUNDS, TURN_S, FITTED = 5, 0.5, 400
 QUICK_SPEED, QUICK_ACCURACY = ("mobilenet", "dcgan"), ("mobilenet_0.25",)
 SHOWN = frozenset({"avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile"})
 
@@ -131,8 +131,7 @@ def open_arms(network: DeckNetwork) -> Arms:
 def time_batch(arms: Arms, size: tuple[int, int, int], batch: int, *, quick: bool) -> dict[str, list[float]]:
     """Returns CPU seconds of a call by arm and round."""
     pixels = np.random.default_rng(0).integers(0, 256, (batch, *size), np.uint8)
-    rounds = ROUNDS if batch == 1 else LARGE_ROUNDS
-    return arms.take_turns(pixels, *((2, 0.0) if quick else (rounds, TURN_S)))
+    return arms.take_turns(pixels, *((2, 0.0) if quick else (ROUNDS, TURN_S)))
 
 
 def measure_accuracy(results: Results, *, quick: bool) -> None:

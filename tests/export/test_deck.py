@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.export.test_table import build_row, build_table
 
-from headway.export.deck import OTHER_BASELINE, compare_with_deck
+from headway.export.deck import OTHER_BASELINE, compare_with_deck, judge_gain
 from headway.export.table_engines import EAGER, NO_ONEDNN
 from headway.export.table_record import InferenceTable, Row
 
@@ -44,6 +44,11 @@ def test_each_row_about_the_network_has_a_verdict() -> None:
     assert list(compare(RESNET50, *build_rows(13.0)).values())[1][1] == "reproduced"
 
 
+def test_a_loss_is_a_refutation_and_a_small_gain_none() -> None:
+    assert judge_gain(7.0, 0.8, 0.9) == "refuted here: oneDNN costs time"
+    assert judge_gain(7.0, 0.8, 1.1) == judge_gain(7.0, 0.8) == f"undecided here: {OTHER_BASELINE}"
+
+
 def test_a_changed_accuracy_is_a_refutation() -> None:
     found = compare("headway.model:resnet18", *build_rows(1.0, delta=0.25))
     assert found.pop("ResNet-18 V1, change of top-1, top-5") == ("0.25000000, 0.00000000", "refuted here")
@@ -76,7 +81,9 @@ def test_what_cannot_be_compared_says_why() -> None:
 def test_the_verdicts_stand_below_the_table() -> None:
     table: InferenceTable = build_table(*build_rows(1.25), image=(224, 224, 3))
     text = table.model_copy(update={"deck": compare_with_deck(RESNET50, table)}).describe()
-    line = f"ResNet-50 v1, ms at batch 1: 97.19 → 13.04 (7.5x); here 1.25 → 1 (1.25x): undecided here: {OTHER_BASELINE}"
+    line = (
+        f"ResNet-50 v1, ms at batch 1: 97.19 → 13.04 (7.45x); here 1.25 → 1 (1.25x): undecided here: {OTHER_BASELINE}"
+    )
     assert line in text.splitlines()
     assert "deck's rows" in text
     assert "deck's rows" not in table.describe()

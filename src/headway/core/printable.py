@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 
 _CONTROL = re.compile(
     # C0 except tab and newline, DEL, C1
@@ -13,8 +14,8 @@ _CONTROL = re.compile(
     "\u2028\u2029\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
 )
 _LINE_CONTROL = re.compile("[\t\n]")
-# One character of the scheme is enough: all of it would be searched for anew from each letter of a long text.
-_CREDENTIALS = re.compile(r"(?<=[A-Za-z0-9+.-])://\S*@")
+_SCHEME = frozenset(string.ascii_letters + string.digits + "+.-")
+_SPACE = re.compile(r"\s")
 
 
 def escape_controls(text: str, *, lines: bool = True) -> str:
@@ -30,9 +31,33 @@ def escape_controls(text: str, *, lines: bool = True) -> str:
 def hide_credentials(text: str) -> str:
     """Returns the text with `***` in place of all that stands between `://` and the last `@` of a URL.
 
-    A password may hold characters that end the name of a host elsewhere, such as an unescaped `/`.
+    A password may hold characters that end the name of a host elsewhere, such as an unescaped `/`. A URL ends at a
+    space, and one in quotation marks at the next such mark of its line. Paths (`file://`) have no password.
     """
-    return _CREDENTIALS.sub("://***@", text)
+    return "\n".join(map(_hide_in_line, text.split("\n"))) if "://" in text and "@" in text else text
+
+
+def _hide_in_line(line: str) -> str:
+    shown, position = [], 0
+    while (at := line.find("://", position)) >= 0:
+        begin, start = at, at + len("://")
+        while begin > position and line[begin - 1] in _SCHEME:
+            begin -= 1
+        end = start
+        if line[begin:at] not in ("", "file"):
+            space = _SPACE.search(line, start)
+            end = len(line) if space is None else space.start()
+            if begin > 0 and (mark := line[begin - 1]) in "'\"":
+                # The password may have this mark too.
+                end = max(end, line.find(mark, start))
+        # No part of the line is searched twice: a message may be long.
+        if (last := line.rfind("@", start, end)) >= 0:
+            shown += [line[position:start], "***"]
+            position = last
+        else:
+            shown.append(line[position:end])
+            position = end
+    return "".join(shown) + line[position:]
 
 
 def _escape(match: re.Match[str]) -> str:

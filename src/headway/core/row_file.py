@@ -81,8 +81,8 @@ def read_rows(path: Path) -> RowTable | None:
         return None
     head, rows = opened
     return RowTable(
-        names=tuple(head["names"]),
-        columns=tuple(head["columns"]),
+        names=head[0],
+        columns=head[1],
         positions=rows["position"].astype(np.int64),
         steps=rows["step"].astype(np.int64),
         values=rows["values"].astype(np.float32),
@@ -96,7 +96,7 @@ def truncate_rows(path: Path, position: int) -> None:
     if opened is not None:
         head, rows = opened
         kept = rows[rows["position"] <= position]
-        write_atomically(path, _encode_header(head["names"], head["columns"]) + kept.tobytes())
+        write_atomically(path, _encode_header(*head) + kept.tobytes())
 
 
 def _join_names(
@@ -107,11 +107,12 @@ def _join_names(
         file.seek(0)
         # The names of the last step, as a rule: nothing has to be parsed.
         line = file.readline()
-        if not line or line == _encode_header(names, columns) or (table := read_rows(path)) is None:
-            return names, values
-    if table.columns != tuple(columns):
+    if line == _encode_header(names, columns) or (head := _parse_header(line)) is None:
         return names, values
-    joined = list(table.names)
+    known, known_columns = head
+    if known_columns != tuple(columns):
+        return names, values
+    joined = list(known)
     place = 0
     for name in names:
         # A new name comes behind the one before it: the order of the names may mean something.
@@ -119,7 +120,7 @@ def _join_names(
         if name not in joined:
             joined.insert(place, name)
         place += 1
-    if len(joined) > len(table.names):
+    if len(joined) > len(known) and (table := read_rows(path)) is not None:
         kind = _build_row_type(len(joined), len(columns))
         rows = np.zeros(len(table.steps), kind)
         rows["position"], rows["step"] = table.positions, table.steps
@@ -136,17 +137,26 @@ def _spread(values: NDArray[np.float32], names: Sequence[str], joined: Sequence[
     return spread
 
 
-def _open_rows(path: Path) -> tuple[dict[str, Any], NDArray[Any]] | None:
+def _open_rows(path: Path) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], NDArray[Any]] | None:
     try:
         line, _, content = read_regular(path).partition(b"\n")
-        head = parse_object(line)
-        if not all(isinstance(name, str) for kind in ("names", "columns") for name in head[kind]):
-            return None
-        kind = _build_row_type(len(head["names"]), len(head["columns"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError:
         return None
+    if (head := _parse_header(line)) is None:
+        return None
+    kind = _build_row_type(*map(len, head))
     # The last row may be incomplete: a run is killed at any time, and a live run is read while it writes.
     return head, np.frombuffer(content[: len(content) // kind.itemsize * kind.itemsize], kind)
+
+
+def _parse_header(line: bytes) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Returns names and columns; None if the header is damaged."""
+    try:
+        head = parse_object(line)
+        names, columns = tuple(head["names"]), tuple(head["columns"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return (names, columns) if all(isinstance(name, str) for name in names + columns) else None
 
 
 def _encode_header(names: Sequence[str], columns: Sequence[str]) -> bytes:

@@ -32,7 +32,7 @@ class _Line(NamedTuple):
     own: int = 1
     needed: int = 1
     padded: int = 1
-    """Those that it needs, and those of padding."""
+    """Rows or columns that it needs, and with those of padding."""
     outputs: int = 1
 
 

@@ -108,9 +108,10 @@ class LocalWorkers:
         with self._lock:
             process = self._running.get(worker)
             # `_finish` waits for the process under the same lock, so its pid cannot belong to another process yet.
-            if process is not None:
-                send = os.killpg if signal_number == signal.SIGKILL else os.kill
-                send(process.pid, signal_number)
+            if process is not None and signal_number == signal.SIGKILL:
+                signal_group(process.pid, signal.SIGKILL)
+            elif process is not None:
+                os.kill(process.pid, signal_number)
 
     def beat(self) -> None:
         """Does nothing, as the workers are on the launcher's own host; see `WorkerCrew.beat`."""

@@ -119,7 +119,7 @@ def _list_limits(workload: Workload, job: TrainingJob, cluster: Cluster) -> Iter
     loaded, pixels = estimate_loader_rate(cluster, 1), workload.input.source_pixels
     if math.isfinite(loaded):
         yield InputLimit("this set" + (f", {math.sqrt(pixels):,.0f} px" if pixels else ""), loaded)
-        # Loading takes as long as an image has pixels.
+        # Taken to grow as the pixels: the one published figure is 0.61 of this line (docs/plan.md).
         if pixels:
             yield from (InputLimit(f"loading {side} px", loaded * pixels / side**2) for side in LOADED_SIDES)
     # Caches are cold in the first epoch.

@@ -134,7 +134,8 @@ def _build_input_panels(plan: JobPlan) -> list[Panel]:
     sides, last = [float(side) for side in roofline.sides], roofline.sides[-1]
     note = (
         f"A network above a dashed line waits for it: {pluralise(plan.cluster.devices, 'device')} of one node, loading"
-        " encoded images of such a side, and the storage while caches are cold."
+        " encoded images of such a side, whose time is assumed to grow as the pixels, and the storage while caches are"
+        " cold."
     )
     waits = [roofline.find_limited(limit) for limit in roofline.limits]
     rows = []

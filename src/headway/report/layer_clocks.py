@@ -74,7 +74,7 @@ class LayerClocks:
             "layer 2": (rest, hidden),
             "layer 3": (output, f"{on}; the last layer"),
         }
-        # Of a mean step, also for modules that some steps do not call.
+        # Scaled to the mean step: some steps do not call all modules.
         forward, backward = self.forward_s * self.shares, self.backward_s * self.shares
         parts = {f"back-propagation, {name}": (backward[mask].sum(), said) for name, (mask, said) in places.items()}
         parts |= {f"activation, {name}": (forward[mask].sum(), said) for name, (mask, said) in places.items()}

@@ -292,7 +292,8 @@ def is_share(name: str, recipe: TrainRecipe) -> bool:
 
 def explain_share(name: str, goal: float) -> tuple[str, str]:
     """Returns what is wrong with a goal above 1, and how to mend it."""
-    return f"{name} lies between 0 and 1, so {goal:g} is never reached", f"For {goal:g} % write {goal / 100:g}."
+    fix = f"For {goal:g} % write {goal / 100:g}." if goal <= 100 else "Give a value from 0 to 1."
+    return f"{name} lies between 0 and 1, so {goal:g} is never reached", fix
 
 
 def check_ghost_groups(recipe: TrainRecipe, micro_batch: int) -> None:

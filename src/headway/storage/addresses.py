@@ -31,6 +31,8 @@ def redact_url(uri: str) -> str:
     Nothing between `://` and the last `@` is shown, since a password may hold a `/`, `?` or `#` that is not escaped.
     """
     scheme, separator, location = uri.partition("://")
+    if scheme == "file":
+        return uri
     # Signed URLs carry their signature in the query.
     shown, _, query = location.partition("?")
     if "@" in query:
@@ -43,9 +45,12 @@ def redact_url(uri: str) -> str:
 
 
 def expect_escaped(uri: str) -> None:
-    """Raises UsageError if the password in a URL has a character that ends the name of the host."""
+    """Raises UsageError if the password in a URL has a character that ends the name of the host, or a space."""
     location = uri.partition("://")[2]
     authority = re.split(r"[/?#]", location, maxsplit=1)[0]
+    if " " in authority:
+        what = "the user, password or host in this address has a space"
+        raise UsageError(what, where=redact_url(uri), fix="Write %20 for it.")
     _, colon, port = authority.rpartition(":")
     # Others would take the beginning of the password for a port, and say so in their messages.
     if colon and "@" not in authority and "@" in location and not port.isdecimal() and not port.endswith("]"):

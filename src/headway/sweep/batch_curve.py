@@ -138,7 +138,10 @@ class CurveResult:
         """Describes the result, for the terminal."""
         perfect, lines = self.curve.find_perfect_scaling(), align_table(list_rows(self.curve, self.settings.samples))
         if all(self.curve.search(batch)[1] is None for batch in self.curve.batches):
-            lines.append("No batch reaches the target: lower it (--target), or give the runs more epochs (epochs=60).")
+            easier = "lower" if self.settings.higher_is_better else "raise"
+            lines.append(
+                f"No batch reaches the target: {easier} it (--target), or give the runs more epochs (epochs=N)."
+            )
         if perfect.batch is None:
             lines.append(f"The end of perfect scaling is not known: {perfect.how}.")
         else:

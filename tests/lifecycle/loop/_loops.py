@@ -91,10 +91,10 @@ def set_labels(loop: Path) -> Path:
     return path
 
 
-def judge_by_hand(loop: Path, scores: tuple[float, float]) -> None:
+def judge_by_hand(loop: Path, scores: tuple[float, float], *, first_passed: bool = True) -> None:
     """Makes a loop that waits for its first labels one whose round 1 has passed its gate, by its journal alone.
 
-    Rounds 0 and 1 get an export that is a file with a score.
+    Rounds 0 and 1 get an export that is a file with a score; its own gate may have refused that of round 0.
     """
     tree = json.loads((loop / "journal.json").read_text())
     first = find_stage(loop, 0, "train")
@@ -110,7 +110,11 @@ def judge_by_hand(loop: Path, scores: tuple[float, float]) -> None:
         export = loop / "rounds" / str(number) / "export"
         export.mkdir(parents=True)
         (export / "score.txt").write_text(str(score))
-        facts = {"folder": str(export.relative_to(loop)), "passed": True, "targets": {"onnx": True}}
+        facts = {
+            "folder": str(export.relative_to(loop)),
+            "passed": first_passed or number > 0,
+            "targets": {"onnx": True},
+        }
         stages.append((number, "export", facts))
     tree["stages"] += [
         {"round": number, "name": name, "facts": facts, "seconds": 1.0, "cpu_s": 1.0, "ended": 1.0}

@@ -345,3 +345,18 @@ def test_a_program_of_the_users_decides_too(waiting: Path, tmp_path: Path) -> No
     change(settings, verify=VERIFY | {"drop": 0.1, "command": ["sh", "-c", SIMULATE + " # again"]})
     assert headway(*run).json()["accepted"] == 1
     assert read_calls() == ["0", "1", "1", "0", "1"]
+
+
+def test_a_first_export_that_its_gate_refused_is_not_compared_with(waiting: Path, tmp_path: Path) -> None:
+    """Otherwise no round could ever be accepted."""
+    folder = tmp_path / "copy"
+    shutil.copytree(waiting, folder)
+    settings, out = folder / "loop.yaml", folder / "loop"
+    judge_by_hand(out, (0.8, 0.7), first_passed=False)
+    change(settings, export={"to": ["onnx"]}, rounds=1, verify=VERIFY)
+    assert headway("loop", settings, "--out", out, "--json").json()["accepted"] == 1
+    assert (folder / "calls.txt").read_text().split() == ["1"]
+    assert find_stage(out, 1, "verify")["before"] is None
+    # A finished loop asks for its program no more.
+    change(settings, verify=VERIFY | {"command": ["no-such-program"]})
+    assert headway("loop", settings, "--out", out, "--json").json()["accepted"] == 1

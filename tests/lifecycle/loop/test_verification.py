@@ -41,14 +41,14 @@ def test_the_number_is_in_the_last_line(tmp_path: Path) -> None:
     ("script", "words"),
     [
         ("exit 3", "has ended with exit status 3"),
-        ("echo no simulator >&2; exit 1", "and said 'no simulator'"),
+        ("echo no simulator >&2; exit 1", "status 1. Its last error line: 'no simulator'"),
         ("kill -SEGV $$", "was ended by SIGSEGV"),
         ("true", "it has printed nothing"),
         ("echo done", "it is not JSON"),
         ("echo [1]", "it holds a list, not an object"),
         ("""echo '{"other": 1, "more": 2}'""", "it lacks 'score', and has 'other', 'more'"),
-        ("""echo '{"score": NaN}'""", "it has nan as 'score'"),
-        ("""echo '{"score": -Infinity}'""", "it has -inf as 'score'"),
+        ("""echo '{"score": NaN}'""", "'score' is nan, not a finite number"),
+        ("""echo '{"score": -Infinity}'""", "'score' is -inf, not a finite number"),
         ("""echo '{"score": true}'""", "it has a truth value as 'score', not a number"),
         ("""echo '{"score": "0.5"}'""", "it has a text as 'score', not a number"),
         ("""echo '{"score": 1, "score": 2}'""", "it has 'score' twice"),
@@ -140,5 +140,7 @@ def test_a_program_is_known_by_its_command_and_its_files(tmp_path: Path) -> None
     first = identify_program(settings, tmp_path)
     assert identify_program(settings.model_copy(update={"drop": 3.0, "timeout_s": 5.0}), tmp_path) == first
     assert identify_program(settings.model_copy(update={"metric": "other"}), tmp_path) != first
+    # A script behind -c may be longer than a name of a file can be.
+    assert identify_program(settings.model_copy(update={"command": ("sh", "-c", "true;" * 99)}), tmp_path) != first
     (tmp_path / "simulate.py").write_text("print(2)")
     assert identify_program(settings, tmp_path) != first

@@ -136,7 +136,7 @@ def _build_verification(summary: LoopSummary) -> list[Panel]:
         worse = "-" if found.worse is None else f"{found.worse:+g}"
         seconds = format_duration(one.sum_seconds("verify"))
         cells = [f"{number}", found.metric, f"{found.value:g}", accepted, worse, f"{found.allowed:g}"]
-        rows.append([*cells, "-" if found.before is None else "accepted" if found.passed else "refused", seconds])
+        rows.append([*cells, "-" if number == 0 else "accepted" if found.passed else "refused", seconds])
     columns = ("round", "number", "value", "accepted network", "worse by", "allowed", "verdict", "took")
     note = "What the program of verify.command has printed about the export of each round."
     more: dict[str, Any] = {"section": "Result", "width": "full"}

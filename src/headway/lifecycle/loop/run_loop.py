@@ -185,10 +185,13 @@ class _Loop:
 
     def _expect_packages(self) -> None:
         """Raises UsageError if a package is missing that an export of a later round needs, or the program of verify."""
-        if self.settings.verify is not None:
-            find_program(self.settings.verify, self.base)
         # Before hours of training. A loop whose last network is judged has nothing left to export but that one.
-        if self.settings.export is None or self.folder.find(self.settings.rounds, "gate") is not None:
+        last = self.settings.rounds
+        is_judged = self.folder.find(last, "gate") is not None
+        if self.settings.verify is not None and (not is_judged or is_verification_due(self.folder, last)):
+            find_program(self.settings.verify, self.base)
+            identify_program(self.settings.verify, self.base)
+        if self.settings.export is None or is_judged:
             return
         for target in order_targets(self.settings.export.to):
             try:
@@ -368,19 +371,24 @@ class _Loop:
         }
 
     def _verify(self, number: int, verify: VerifyRecipe, export: ExportRecipe) -> None:
-        """Lets the program of the user judge the export of a round, and first that of the accepted network."""
+        """Runs the user's program on the export of a round, and before on that of the accepted network if need be."""
         program = identify_program(verify, self.base)
         against = find_accepted(self.folder, number)
         known = self.folder.find(against, "verify")
+        accepted = None
         if known is None or known.facts["program"] != program:
             # Round 0 has no export of its own, and a program that was changed measures something else.
-            self._do(against, "export", partial(self._export, against, export))
+            exported = self._do(against, "export", partial(self._export, against, export))
             if find_accepted(self.folder, number) != against:
                 # It had none, and the gate of the export has refused it.
                 return self._verify(number, verify, export)
-            known = self._note(against, "verify", partial(self._measure, against, verify, program, None))
-        before = float(known.facts["value"])
-        self._do(number, "verify", partial(self._measure, number, verify, program, (against, before)))
+            # The gate may refuse that of round 0 too, which nothing precedes. Then there is nothing to compare with.
+            if exported.facts["passed"]:
+                known = self._note(against, "verify", partial(self._measure, against, verify, program, None))
+                accepted = against, float(known.facts["value"])
+        else:
+            accepted = against, float(known.facts["value"])
+        self._do(number, "verify", partial(self._measure, number, verify, program, accepted))
         return None
 
     def _measure(

@@ -66,7 +66,7 @@ class Verification:
         """By how much the number is worse than that of the accepted network; negative: it is better."""
         if self.before is None:
             return None
-        # Of the decimal numbers: 0.7 after 0.8 passes a drop of 0.1, which it would miss by 1e-16 as floats.
+        # Subtracted as decimals: 0.7 after 0.8 passes a drop of 0.1, which it would miss by 1e-16 as floats.
         fall = float(Decimal(repr(self.before)) - Decimal(repr(self.value)))
         return fall if self.better == "higher" else -fall
 
@@ -88,7 +88,7 @@ class Verification:
         """Returns a sentence for the terminal."""
         said = f"{self.metric} {self.value:g}"
         if self.before is None:
-            return f"{said}, to compare with"
+            return f"{said}; later rounds are compared with it"
         word = "accepted" if self.passed else "refused"
         return f"{word}: {said}, that of round {self.against} {self.before:g}; {self.better} is better"
 
@@ -112,7 +112,8 @@ def identify_program(settings: VerifyRecipe, base: Path) -> str:
 
     Raises UsageError if one of them cannot be read.
     """
-    files = [path for part in settings.command if (path := base / part).is_file()]
+    # `Path.is_file` fails for a part that is too long for a name, such as a program behind `-c`.
+    files = [path for part in settings.command if os.path.isfile(path := base / part)]
     try:
         tree = [*settings.command, settings.metric, *(hash_file(path) for path in files)]
     except OSError as error:
@@ -142,7 +143,7 @@ def measure_export(settings: VerifyRecipe, base: Path, export: Path, work: Path)
     if status != 0:
         ended = f"was ended by {_name_signal(-status)}" if status < 0 else f"has ended with exit status {status}"
         words = _read_last_line(work / ERRORS).decode(errors="replace").strip()[:300]
-        what = f"the program of verify.command {ended}" + (f" and said {words!r}" if words else "")
+        what = f"the program of verify.command {ended}" + (f". Its last error line: {words!r}" if words else "")
         raise HeadwayError(what, where=str(work / ERRORS), fix=_FIX)
     return _parse_number(_read_last_line(work / OUTPUT), settings.metric, work / OUTPUT)
 
@@ -158,7 +159,7 @@ def _parse_number(line: bytes, metric: str, path: Path) -> float:
             raise JsonError(f"it has {describe_kind(value)} as {metric!r}, not a number")
         # Python reads NaN and Infinity. A whole number of 400 digits is no float.
         if not math.isfinite(number := float(value)):
-            raise JsonError(f"it has {number} as {metric!r}, which compares with no number")
+            raise JsonError(f"its {metric!r} is {number}, not a finite number")
     except (JsonError, OverflowError) as error:
         reason = str(error) if line else "it has printed nothing"
         what = f"the last line that the program of verify.command has printed is not the JSON object wanted: {reason}"
