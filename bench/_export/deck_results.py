@@ -142,10 +142,7 @@ def format_accuracy(results: DeckResults) -> str:
         for key, delta in zip(("top1", "top5"), deltas, strict=True):
             without, own = record.values[key]
             cells += [f"{without:.8f}, {own:.8f}", f"{delta + 0.0:.8f}"]
-        flips = record.values["flips"]
-        rows.append(
-            (label, *cells, "-" if flips is None else str(flips), judge_accuracy(deltas, f"{EVALUATED} digits"))
-        )
+        rows.append((label, *cells, str(record.values["flips"]), judge_accuracy(deltas, f"{EVALUATED} digits")))
     return format_markdown(rows)
 
 
