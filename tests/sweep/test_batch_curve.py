@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests._support import finished, packed_digits, refused, running, write_recipe
+from tests.conftest import ROOT
 
 from headway.core.errors import HeadwayError
 from headway.sweep import batch_curve, run_crew
@@ -127,3 +128,12 @@ def test_ctrl_c_saves_the_runs_of_a_curve(folder: Path, tmp_path: Path) -> None:
     assert all(row["steps"] > 0 for row in rows)
     # What had ended is not trained again.
     assert all((tmp_path / "out/results" / name).stat().st_mtime_ns == at for name, at in kept.items())
+
+
+def test_the_guide_has_the_kept_curves() -> None:
+    """Results of `headway curve RECIPE ... --json` as the guide says, without the folder."""
+    page = (ROOT / "docs/guides/batch-curve.md").read_text(encoding="utf-8")
+    for line in (ROOT / "bench/results/batch_curves.jsonl").read_text(encoding="utf-8").splitlines():
+        kept = json.loads(line)
+        steps = [f"{one['steps']:,.0f}" for one in kept["batches"]]
+        assert f"| `{kept['recipe']}` | {' | '.join(steps)} | {kept['perfect_scaling_to']} |\n" in page
