@@ -66,7 +66,7 @@ endif
 	$(BIN)/headway evaluate demo/run
 	$(BIN)/headway report demo/run
 
-loop-demo: $(VENV)/.tools $(VENV)/.native ## a loop on digits: train, mine, labels by POST, train again, gate, export; about a minute
+loop-demo: $(VENV)/.tools $(VENV)/.native ## a loop on digits: train, mine, labels by POST, train again, gate, export; one to three minutes
 	rm -rf loop-demo
 	OMP_NUM_THREADS=1 $(BIN)/python examples/loop_demo.py loop-demo
 

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
+
+try:
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError:
+    raise SystemExit("The digits come with scikit-learn: python -m pip install -c constraints.txt '.[demo]'") from None
 
 
 def main() -> None:

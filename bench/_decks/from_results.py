@@ -228,13 +228,16 @@ def _share_batches() -> Ours | None:
     return Ours("measured", large.value / small.value, large.more)
 
 
+_LOGS = f"CIFAR-10 at 16 pixels, all at a rate of {studies.LOG_LR * studies.LOG_SCALE:g}"
+
+
 def _read_log(arm: str, what: str) -> Ours | None:
     def read(run: Mapping[str, Any]) -> float:
         epochs = run["epochs"]
         return float(max(one["val"] for one in epochs) if what == "best" else epochs[-1][what])
 
     mean = average(read_runs().select("optimizers", arm=arm), read)
-    return None if mean is None else Ours("measured", mean, "CIFAR-10 at 16 pixels")
+    return None if mean is None else Ours("measured", mean, _LOGS)
 
 
 def _compare_logs(arm: str, other: str) -> Ours | None:
@@ -243,7 +246,7 @@ def _compare_logs(arm: str, other: str) -> Ours | None:
     ]
     if min(map(len, found)) < len(studies.SEEDS):
         return None
-    return _compare(found[0], found[1], "CIFAR-10 at 16 pixels")
+    return _compare(found[0], found[1], _LOGS)
 
 
 def _compare_rules(factor: str) -> Ours | None:

@@ -17,6 +17,7 @@ from bench._decks.numbers import read_lines
 from bench._decks.verdict import NAMES, Verdict, judge
 
 PAGE = ROOT / "docs/decks.md"
+HEAD = ("figure", "deck", "ours", "ratio", "verdict", "made by")
 NOT_YET = "- **not measured yet**: the command in the row measures it.\n"
 FINDERS: Mapping[str, Callable[[str], Ours | None]] = {
     "claim": from_results.find_claim,
@@ -39,6 +40,21 @@ FINDERS: Mapping[str, Callable[[str], Ours | None]] = {
     "memory": from_code.count_memory,
     "count": from_code.count_things,
 }
+_MADE_BY = {
+    "claim": "claim `{}`",
+    "derived": "claim `{}_gain`",
+    "large": "`bench.large_batch`",
+    "curve": "`bench.large_batch --curve`",
+    "recurrent": "`bench._sweep.recurrent`",
+    "lamb": "`bench._sweep.recurrent`",
+    "inference": "`bench.export --only deck`",
+    "delta": "`bench.export --only deck`",
+    "proof": "`bench.decks --statements`",
+    "plan": "`headway plan`",
+    "facility": "`headway plan --facility`",
+}
+_STUDIES = {"log": "optimizers", "diverged": "divergence", "decay": "alexnet"}
+"""Names of studies by the beginning of what figures.csv asks of them, where the two differ."""
 
 
 @final
@@ -110,9 +126,21 @@ def _format_table(head: Sequence[str], *rows: Sequence[str]) -> list[str]:
 
 
 def format_row(row: Row) -> tuple[str, ...]:
-    """Formats a figure as cells: statement, deck, ours, ratio, verdict."""
+    """Formats a figure as cells: statement, deck, ours, ratio, verdict, what made ours."""
     ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
-    return row.figure.says, _format_deck(row.figure), _format_ours(row.ours), ratio, row.verdict.text
+    made_by = "" if row.ours is None else _name_maker(row.figure)
+    return row.figure.says, _format_deck(row.figure), _format_ours(row.ours), ratio, row.verdict.text, made_by
+
+
+def _name_maker(figure: Figure) -> str:
+    """Names the claim, study or command behind a figure; nothing where the row itself has the source."""
+    kind, _, name = figure.ours.partition(":")
+    if kind == "study":
+        first = name.partition("/")[0].partition("-")[0]
+        return f"study `{_STUDIES.get(first, first)}`"
+    if figure.ours == "large:knee":
+        return "`bench.large_batch --error`"
+    return _MADE_BY.get(kind, "").format(name)
 
 
 def count_verdicts(rows: Sequence[Row]) -> list[tuple[str, ...]]:
@@ -151,7 +179,7 @@ def format_page(rows: Sequence[Row]) -> str:
         lines += ["", f"## {DECKS[deck]}", "", f"{SOURCES[deck]}."]
         for slide, found in groupby(slides, lambda row: row.figure.slide):
             cells = [format_row(row) for row in found]
-            lines += ["", f"### {slide}", "", *_format_table(("figure", "deck", "ours", "ratio", "verdict"), *cells)]
+            lines += ["", f"### {slide}", "", *_format_table(HEAD, *cells)]
     return "\n".join(lines) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -78,7 +79,8 @@ def create(
         by=by,
         message=message,
     )
-    text = f"Created {version.address} ({version.version[:12]}). Next: headway dataset add {name} IMAGES"
+    more = "" if store is None else f" --store {shlex.quote(str(store))}"
+    text = f"Created {version.address} ({version.version[:12]}). Next: headway dataset add {name} IMAGES{more}"
     print_result(version.to_json(), as_json, text)
 
 

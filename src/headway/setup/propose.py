@@ -15,6 +15,7 @@ import numpy as np
 import yaml
 
 from headway.core.errors import DataError, UsageError
+from headway.core.text_format import pluralise
 from headway.data import opening
 from headway.data.columns import COLUMNS_FILE, LabelKind
 from headway.data.dataset import Dataset
@@ -219,7 +220,7 @@ def format_recipe(findings: SourceFindings, name: str, packed: Path) -> str:
         *(line for part in parts for line in (*part, "")),
         *_format_batch_advice(findings),
         f"batch: {batch}  # {why_batch}",
-        f"epochs: {epochs}  # up to {findings.samples // batch} steps each; {why_epochs}",
+        f"epochs: {epochs}  # up to {pluralise(findings.samples // batch, 'step')} each; {why_epochs}",
         _format_precision(findings),
         "channels_last: true  # faster for convolutions",
     ]

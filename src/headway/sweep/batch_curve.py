@@ -9,6 +9,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, final
@@ -116,6 +117,7 @@ class CurveResult:
                     "lr": curve.search(batch)[1],
                     "is_at_edge": curve.is_at_edge(batch),
                     "steps": steps,
+                    "steps_by_seed": curve.list_seed_steps(batch),
                     "epochs": None if steps is None else steps * batch / settings.samples,
                     "regime": regimes.get(batch),
                     # JSON has no infinity: a rate that does not reach the target has null.
@@ -136,7 +138,12 @@ class CurveResult:
 
     def describe(self) -> str:
         """Describes the result, for the terminal."""
-        perfect, lines = self.curve.find_perfect_scaling(), align_table(list_rows(self.curve, self.settings.samples))
+        rows = align_table(list_rows(self.curve, self.settings.samples))
+        return "\n".join([*rows, *self.list_findings(), f"Page: {self.page}"])
+
+    def list_findings(self) -> list[str]:
+        """Lists what the curve says, in sentences."""
+        perfect, points, lines = self.curve.find_perfect_scaling(), self.curve.list_points(), list[str]()
         if all(self.curve.search(batch)[1] is None for batch in self.curve.batches):
             easier = "lower" if self.settings.higher_is_better else "raise"
             lines.append(
@@ -144,11 +151,23 @@ class CurveResult:
             )
         if perfect.batch is None:
             lines.append(f"The end of perfect scaling is not known: {perfect.how}.")
+        elif perfect.batch == points[0].batch and len(points) > 1:
+            small, large = points[:2]
+            lines.append(
+                f"No perfect scaling: a batch of {large.batch:,} takes {large.steps / small.steps:.2f} of the steps of"
+                f" {small.batch:,}. Try smaller batches."
+            )
         else:
             lines.append(f"Perfect scaling to a batch of {perfect.batch:,}: {perfect.how}.")
         if (batch := self.no_gain_from) is not None:
             lines.append(f"Beyond a batch of {batch:,}, a larger one saves next to no steps.")
-        return "\n".join([*lines, f"Page: {self.page}"])
+        for before, after in pairwise(points):
+            if after.steps > before.steps and after.regime != "none":
+                lines.append(
+                    f"A batch of {after.batch:,} takes more steps than {before.batch:,}: seeds differ, or its learning"
+                    " rate suits one seed alone. More --seeds would tell."
+                )
+        return lines
 
 
 def draw_curve(
@@ -208,6 +227,8 @@ def resume_curve(folder: Path) -> CurveResult:
     """
     search = _open_search(folder)
     search.expect_begun()
+    kept = len(list((folder / "results").glob("*.json")))
+    LOG.info(f"{pluralise(kept, 'run')} kept; the others go on from their checkpoints.")
     return _run(search)
 
 
@@ -236,8 +257,9 @@ def _run(search: SearchFolder[CurveRecipe]) -> CurveResult:
         folder=search.folder, settings=settings, curve=runs.build_curve(), page=search.folder / "curve.html"
     )
     title = f"{loaded.recipe.name}: steps to {settings.objective} {settings.target:g}"
+    subtitle = " ".join([f"{title}.", *result.list_findings()])
     panels = build_panels(result.curve, "steps", title, list_rows(result.curve, settings.samples))
-    write_atomically(result.page, render(panels, title="Steps and batch", subtitle=title))
+    write_atomically(result.page, render(panels, title="Steps and batch", subtitle=subtitle))
     write_atomically(search.folder / "curve.json", json.dumps(result.to_json(), indent=1) + "\n")
     return result
 
@@ -303,8 +325,8 @@ class _CurveRuns:
 
     def _list_rates(self, batch: int) -> list[float]:
         """Lists the learning rates that the search of a batch begins with."""
-        # Whole steps of the factor, so that all batches have rates in common.
-        scale = round(math.log(batch / self._own_batch, STEP) / 2)
+        # Whole steps of the factor, so that all batches have rates in common; halves are always rounded down.
+        scale = math.floor(math.log(batch / self._own_batch, STEP) / 2 + 1e-9)
         return [float(f"{self._lr * STEP ** (scale + place - 1):.6g}") for place in range(GRID)]
 
 

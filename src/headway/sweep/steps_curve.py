@@ -205,13 +205,18 @@ class StepsCurve:
                 missing += [run for run in runs if run not in self._steps]
         return missing
 
-    def compute_steps(self, batch: int) -> float | None:
-        """Computes the mean steps of a batch over the seeds; None if one is missing or has not reached the target."""
+    def list_seed_steps(self, batch: int) -> list[float]:
+        """Lists the steps of a batch by seed; none if one is missing or has not reached the target."""
         best = self.search(batch)[1]
         if best is None:
-            return None
+            return []
         found = [self._steps.get(CurveRun(batch, best, seed), math.inf) for seed in self.seeds]
-        return statistics.fmean(found) if found and max(found) < math.inf else None
+        return found if found and max(found) < math.inf else []
+
+    def compute_steps(self, batch: int) -> float | None:
+        """Computes the mean steps of a batch over the seeds; None if one is missing or has not reached the target."""
+        found = self.list_seed_steps(batch)
+        return statistics.fmean(found) if found else None
 
     def list_points(self) -> list[CurvePoint]:
         """Lists the points from the smallest batch on, up to the first one that is not known."""

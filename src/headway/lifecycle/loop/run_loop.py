@@ -345,7 +345,8 @@ class _Loop:
         before, after = (read_answers(self.folder.find_answers(one)) for one in (accepted, number))
         options = self.settings.gate
         verdict = compare(before[0], after[0], drop=options.drop, bound=options.bound)
-        LOG.info(f"Round {number}: the new network is {verdict.describe()}.")
+        later = "; the program of verify decides after the export" if verdict.passed and self.settings.verify else ""
+        LOG.info(f"Round {number}: the new network is {verdict.describe()}{later}.")
         first = read_answers(self.folder.find_answers(0))
         return {
             **verdict.to_json(),
