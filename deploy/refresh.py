@@ -115,9 +115,12 @@ def refresh_base(dockerfile: Path, definition: Path) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError) as error:
         print(f"base image: it stays {name}:{suite}-{base['date']}-slim, since no registry answers: {error}")
         return []
-    # A mirror may lag behind.
-    if digest == base["digest"] or tag < f"{suite}-{base['date']}-slim":
+    if digest == base["digest"]:
         print(f"base image: {name}:{tag} is the newest")
+        return []
+    if tag < (own := f"{suite}-{base['date']}-slim"):
+        # A mirror may lag behind.
+        print(f"base image: it stays {name}:{own}, since the registry has none that is newer than {tag}")
         return []
     print(f"base image: {suite}-{base['date']}-slim -> {tag}")
     dockerfile.write_text(text.replace(base[0], f"BASE={name}:{tag}@{digest}"))

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+POLL_S = 0.05
+
 
 def has_ended(pid: int) -> bool:
     """Returns True if a child has ended. It stays a zombie until it is waited for, and so keeps its number."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def wait_for_end(pid: int, timeout_s: float) -> bool:
+    """Waits until a child has ended, and returns True; False after a timeout. The child stays a zombie."""
+    until = time.monotonic() + timeout_s
+    while not has_ended(pid):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:

@@ -30,9 +30,9 @@ def redact_url(uri: str) -> str:
 
     Nothing between `://` and the last `@` is shown, since a password may hold a `/`, `?` or `#` that is not escaped.
     """
-    scheme, separator, location = uri.partition("://")
-    if scheme == "file":
+    if not is_url(uri):
         return uri
+    scheme, separator, location = uri.partition("://")
     # Signed URLs carry their signature in the query.
     shown, _, query = location.partition("?")
     if "@" in query:

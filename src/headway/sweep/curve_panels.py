@@ -23,17 +23,19 @@ def list_rows(curve: StepsCurve, samples: int) -> list[Row]:
         tried = "  ".join(f"{lr:g}: {steps:.0f}" for lr, steps in curve.list_tuned(batch).items())
         best, steps = curve.search(batch)[1], curve.compute_steps(batch)
         lr = "" if best is None else f"{best:g}{' (at the edge)' if curve.is_at_edge(batch) else ''}"
-        known = ("", "") if steps is None else (_format_steps(curve, batch), f"{steps * batch / samples:.1f}")
+        known = (
+            ("", "")
+            if steps is None
+            else (_format_steps(steps, curve.list_seed_steps(batch)), f"{steps * batch / samples:.1f}")
+        )
         other = "missing" if batch in lacking else "not reached" if steps is None else "after a gap"
         rows.append((str(batch), lr, *known, regimes.get(batch, other), tried))
     return rows
 
 
-def _format_steps(curve: StepsCurve, batch: int) -> str:
+def _format_steps(mean: float, seeds: Sequence[float]) -> str:
     """Formats the mean of the seeds, with the fewest and the most steps if there are several."""
-    found = curve.list_seed_steps(batch)
-    mean = f"{curve.compute_steps(batch):.0f}"
-    return mean if len(found) == 1 else f"{mean} ({min(found):.0f} to {max(found):.0f})"
+    return f"{mean:.0f}" if len(seeds) == 1 else f"{mean:.0f} ({min(seeds):.0f} to {max(seeds):.0f})"
 
 
 def build_panels(curve: StepsCurve, name: str, title: str, rows: Sequence[Row], order: int = 0) -> list[Panel]:

@@ -376,7 +376,6 @@ class _Loop:
         program = identify_program(verify, self.base)
         against = find_accepted(self.folder, number)
         known = self.folder.find(against, "verify")
-        accepted = None
         if known is None or known.facts["program"] != program:
             # Round 0 has no export of its own, and a program that was changed measures something else.
             exported = self._do(against, "export", partial(self._export, against, export))
@@ -384,11 +383,9 @@ class _Loop:
                 # It had none, and the gate of the export has refused it.
                 return self._verify(number, verify, export)
             # The gate may refuse that of round 0 too, which nothing precedes. Then there is nothing to compare with.
-            if exported.facts["passed"]:
-                known = self._note(against, "verify", partial(self._measure, against, verify, program, None))
-                accepted = against, float(known.facts["value"])
-        else:
-            accepted = against, float(known.facts["value"])
+            measure = partial(self._measure, against, verify, program, None)
+            known = self._note(against, "verify", measure) if exported.facts["passed"] else None
+        accepted = None if known is None else (against, float(known.facts["value"]))
         self._do(number, "verify", partial(self._measure, number, verify, program, accepted))
         return None
 

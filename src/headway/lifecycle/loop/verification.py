@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from decimal import Decimal
@@ -23,7 +22,7 @@ import psutil
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import describe_os_error, open_regular, read_text, write_atomically
-from headway.core.process_group import has_ended, read_start_time, signal_group
+from headway.core.process_group import has_ended, read_start_time, signal_group, wait_for_end
 from headway.core.untrusted_json import JsonError, describe_kind, is_any_number, parse_object
 from headway.export.manifest import hash_file
 from headway.lifecycle.loop.loop_recipe import VerifyRecipe
@@ -32,7 +31,6 @@ OUTPUT, ERRORS, PROCESS = "output.txt", "errors.txt", "process.json"
 """Files in the folder of a verification: both outputs of the program, and which process it is."""
 END_S = 5.0
 """Seconds that a program has after SIGTERM before its process group is killed."""
-POLL_S = 0.05
 LINE_BYTES = 1 << 20
 """Most bytes of the last line of the output."""
 _FIX = "Mend the program, and run the same command again: the loop goes on here."
@@ -182,13 +180,10 @@ def _run(command: list[str], base: Path, work: Path, timeout_s: float) -> int:
     # Ctrl-C and SIGTERM leave the block as well.
     try:
         _note_process(work / PROCESS, process.pid)
-        until = time.monotonic() + timeout_s
-        while not has_ended(process.pid):
-            if time.monotonic() >= until:
-                what = f"the program of verify.command has not ended within {timeout_s:g} s, so it was stopped"
-                fix = "Set a longer verify.timeout_s, or let the program do less, and run the same command again."
-                raise HeadwayError(what, where=str(work), fix=fix)
-            time.sleep(POLL_S)
+        if not wait_for_end(process.pid, timeout_s):
+            what = f"the program of verify.command has not ended within {timeout_s:g} s, so it was stopped"
+            fix = "Set a longer verify.timeout_s, or let the program do less, and run the same command again."
+            raise HeadwayError(what, where=str(work), fix=fix)
     finally:
         try:
             _ask_to_end(process.pid)
@@ -200,11 +195,9 @@ def _run(command: list[str], base: Path, work: Path, timeout_s: float) -> int:
 
 def _ask_to_end(pid: int) -> None:
     """Sends SIGTERM to the group of a process that has not ended, and gives it some seconds."""
-    until = time.monotonic() + END_S
     if not has_ended(pid):
         signal_group(pid, signal.SIGTERM)
-        while not has_ended(pid) and time.monotonic() < until:
-            time.sleep(POLL_S)
+        wait_for_end(pid, END_S)
 
 
 def _note_process(path: Path, pid: int) -> None:

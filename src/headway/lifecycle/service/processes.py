@@ -11,14 +11,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from headway.core.files import is_plain_name
-from headway.core.process_group import has_ended, signal_group
+from headway.core.process_group import signal_group, wait_for_end
 from headway.core.untrusted_json import JsonError, parse_object
 from headway.data.store_address import STORE_VARIABLE
 from headway.lifecycle.service.answer import Answer
@@ -30,7 +29,6 @@ RECIPE_EXTENSIONS = (".yaml", ".yml")
 TARGETS = ("onnx", "openvino", "openvino-bf16", "aoti", "int8", "tensorrt")
 END_S = 30.0
 """Seconds that a process has after SIGTERM, for example to write a checkpoint."""
-POLL_S = 0.05
 _LINE = 500
 
 
@@ -169,11 +167,9 @@ def end_process(process: subprocess.Popen[str]) -> None:
     """Asks the leader of a group of processes to end, and then kills all that it has started; does not wait for it."""
 
     def kill() -> None:
-        until = time.monotonic() + END_S
         # Another thread waits for it too, and then there is no such child.
         with suppress(ChildProcessError):
-            while not has_ended(process.pid) and time.monotonic() < until:
-                time.sleep(POLL_S)
+            wait_for_end(process.pid, END_S)
             signal_group(process.pid, signal.SIGKILL)
 
     process.terminate()
