@@ -1,5 +1,5 @@
-/* The native core: one call decodes one batch, one call does one step of an optimizer. Plain C, loaded with ctypes;
- * knows neither Python nor torch.
+/* The native core: one call decodes one batch, does one step of an optimizer, or one convolution. Plain C, loaded with
+ * ctypes; knows neither Python nor torch.
  *
  * No exception crosses this boundary, nothing here takes the interpreter's lock, and a bad image fills zeros and sets
  * its status without touching its neighbours. What an image becomes is defined by the Pillow reference
@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 #define HW_API __attribute__((visibility("default")))
-#define HW_ABI 7
+#define HW_ABI 8
 
 /* What became of one image; the numbers of headway.data.reference.DecodeStatus, and one more. */
 enum { HW_OK = 0, HW_CHECKSUM = 1, HW_UNDECODABLE = 2, HW_FOREIGN = 3 /* no JPEG: for the reference */ };
@@ -160,6 +160,31 @@ typedef struct {
 /* 0, or -1 where an argument is out of range or memory cannot be had; then nothing is changed. The result does not
  * depend on the threads. */
 HW_API int32_t hw_optimize(const hw_step* step);
+
+/* A convolution with a filter of 3x3 taps, stride 1 and zeros around the images, in fp32. Images are dense. */
+typedef struct {
+  uint32_t size; /* sizeof(hw_convolution) */
+  uint32_t threads;
+  int64_t n;
+  int64_t height, width; /* of an input; an output has 2 * padding - 2 more */
+  int64_t in_channels, out_channels;
+  int64_t padding;        /* 0, 1 or 2 */
+  const float* input;     /* [n][height][width][in_channels] */
+  const float* filter;    /* hw_convolve: [out][in][3][3], with the strides below */
+  const float* bias;      /* hw_convolve: [out_channels]; may be NULL */
+  float* output;          /* hw_convolve writes it; hw_convolve_filter reads the gradient of it */
+  float* filter_gradient; /* hw_convolve_filter writes it, with the strides below */
+  int64_t strides[4];     /* in elements; may be negative, as of a mirrored filter */
+  hw_team team;           /* NULL: the caller does all */
+} hw_convolution;
+
+/* The convolution; with the filter mirrored, its channels swapped and padding 2 - p, the gradient of the input of one
+ * with padding p. 0, or -1 where an argument is out of range or memory cannot be had. Results do not depend on the
+ * threads. */
+HW_API int32_t hw_convolve(const hw_convolution*);
+
+/* The gradient of the filter. Result as above. */
+HW_API int32_t hw_convolve_filter(const hw_convolution*);
 
 #ifdef __cplusplus
 }

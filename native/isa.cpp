@@ -3,6 +3,7 @@
 
 #include "transcode.h"
 #include "update.h"
+#include "winograd.h"
 #include "worker.h"
 
 namespace headway {
@@ -10,22 +11,26 @@ namespace headway {
 using Maker = std::unique_ptr<Worker>();
 using TranscoderMaker = std::unique_ptr<Transcoder>();
 using Kernels = const Updates&();
+using Convolutions = const Winograd&();
 
 namespace portable {
 Maker make_worker;
 TranscoderMaker make_transcoder;
 Kernels updates;
+Convolutions winograd;
 }  // namespace portable
 #ifdef HW_X86
 namespace avx2 {
 Maker make_worker;
 TranscoderMaker make_transcoder;
 Kernels updates;
+Convolutions winograd;
 }  // namespace avx2
 namespace avx512 {
 Maker make_worker;
 TranscoderMaker make_transcoder;
 Kernels updates;
+Convolutions winograd;
 }  // namespace avx512
 #endif
 
@@ -36,13 +41,14 @@ struct Isa {
   Maker* make;
   TranscoderMaker* make_transcoder;
   Kernels* updates;
+  Convolutions* winograd;
 };
 
 constexpr Isa kIsas[] = {
-    {"portable", portable::make_worker, portable::make_transcoder, portable::updates},
+    {"portable", portable::make_worker, portable::make_transcoder, portable::updates, portable::winograd},
 #ifdef HW_X86
-    {"avx2", avx2::make_worker, avx2::make_transcoder, avx2::updates},
-    {"avx512", avx512::make_worker, avx512::make_transcoder, avx512::updates},
+    {"avx2", avx2::make_worker, avx2::make_transcoder, avx2::updates, avx2::winograd},
+    {"avx512", avx512::make_worker, avx512::make_transcoder, avx512::updates, avx512::winograd},
 #endif
 };
 
@@ -50,7 +56,7 @@ constexpr Isa kIsas[] = {
 size_t runnable() {
 #ifdef HW_X86
 #define HAS __builtin_cpu_supports
-  if (!(HAS("avx2") && HAS("bmi") && HAS("bmi2") && HAS("lzcnt") && HAS("popcnt"))) return 1;
+  if (!(HAS("avx2") && HAS("bmi") && HAS("bmi2") && HAS("lzcnt") && HAS("popcnt") && HAS("fma"))) return 1;
   if (!(HAS("avx512f") && HAS("avx512bw") && HAS("avx512vl") && HAS("avx512dq") && HAS("avx512vbmi"))) return 2;
 #undef HAS
   return 3;
@@ -74,6 +80,8 @@ std::unique_ptr<Worker> make_worker() { return chosen().make(); }
 std::unique_ptr<Transcoder> make_transcoder() { return chosen().make_transcoder(); }
 
 const Updates& updates() { return chosen().updates(); }
+
+const Winograd& winograd() { return chosen().winograd(); }
 
 const char* isa() { return chosen().name; }
 

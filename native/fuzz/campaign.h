@@ -65,6 +65,7 @@ inline uint32_t odd_number(Random& random) {
 int fuzz_decode(const Campaign&);
 int fuzz_gather(const Campaign&);
 int fuzz_optimize(const Campaign&);
+int fuzz_convolve(const Campaign&);
 int fuzz_changing(const Campaign&);
 int fuzz_sizes(const Campaign&);
 int fuzz_fork(const Campaign&);

@@ -48,6 +48,7 @@ struct Target {
 };
 
 constexpr Target kTargets[] = {{"decode", fuzz_decode},     {"gather", fuzz_gather}, {"optimize", fuzz_optimize},
+                               {"convolve", fuzz_convolve},
                                {"changing", fuzz_changing}, {"sizes", fuzz_sizes},   {"fork", fuzz_fork},
                                {"share", fuzz_share}};
 

@@ -26,7 +26,7 @@ from tests.fuzz.seeds import write_seeds
 
 from headway.core.errors import HeadwayError
 
-NATIVE = ("decode", "gather", "optimize", "changing", "sizes", "fork", "share", "libjpeg")
+NATIVE = ("decode", "gather", "optimize", "convolve", "changing", "sizes", "fork", "share", "libjpeg")
 PYTHON = ("manifest", "columns", "coordinator", "hvd")
 GROWTH_BYTES = 256 << 20
 """By which the largest memory of the process may grow."""

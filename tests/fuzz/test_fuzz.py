@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 from tests.fuzz import campaign
 
-COUNTS = {"decode": 20, "gather": 2000, "optimize": 500, "changing": 2000, "sizes": 800, "fork": 6, "share": 5}
+COUNTS = {
+    "decode": 20,
+    "gather": 2000,
+    "optimize": 500,
+    "convolve": 300,
+    "changing": 2000,
+    "sizes": 800,
+    "fork": 6,
+    "share": 5,
+}
 MISSING = [program for program in ("cmake", "g++") if not shutil.which(program)]
 
 

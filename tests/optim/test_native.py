@@ -17,7 +17,7 @@ from tests.optim._cases import CASES, parameters, walk
 
 import headway
 from headway.core.errors import UsageError
-from headway.core.native import LIBRARY
+from headway.core.native import LIBRARY, find_gomp
 from headway.optim import native
 
 NATIVE = [name for name in sorted(CASES) if not name.startswith("muon")]
@@ -52,7 +52,7 @@ def test_every_instruction_set_gives_the_same_bits(
 
 def test_threads_are_those_of_torch() -> None:
     """GOMP_parallel where torch has it, as its wheels for Linux do."""
-    assert native._find_gomp()
+    assert find_gomp()
 
 
 def test_what_is_out_of_range_is_refused_and_changes_nothing() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 LIBRARY = Path(__file__).parents[1] / "data/libheadway.so"
 # Has to equal `hw_abi()` in native/: a library built from other sources would crash on changed arguments.
-ABI = 7
+ABI = 8
 FIX = (
     "install a C++ compiler, cmake and the headers of libjpeg-turbo (on Debian: g++ cmake libjpeg62-turbo-dev), and "
     "then headway again"
@@ -54,3 +54,19 @@ def load_library(signatures: Signatures, *, loss: str) -> ctypes.CDLL | None:
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
     return loaded
+
+
+@cache
+def find_gomp() -> int | None:
+    """Returns the address of GOMP_parallel in torch's libraries; None: torch has another OpenMP.
+
+    The core runs on torch's threads where torch calls it: threads of its own would compete for cores with torch's,
+    which spin for milliseconds after every loop.
+    """
+    import torch
+
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+        return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None

@@ -32,4 +32,5 @@ from headway.model.resnet import resnet101 as resnet101
 from headway.model.resnet_cifar import cifar_resnet as cifar_resnet
 from headway.model.small import small_net as small_net
 from headway.model.vgg_net import vgg as vgg
+from headway.model.winograd import use_winograd as use_winograd
 from headway.model.xavier import init_xavier as init_xavier

@@ -1,8 +1,4 @@
-"""Calls the native core (native/headway.h) for optimizer steps; the only file of this room that uses ctypes.
-
-The core runs on torch's threads: it gets the address of GOMP_parallel in torch's own OpenMP. Threads of its own would
-compete for cores with torch's threads, which spin for milliseconds after every loop.
-"""
+"""Calls the native core (native/headway.h) for optimizer steps; the only file of this room that uses ctypes."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ from collections.abc import Sequence
 from ctypes import c_double, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import final
 
 import torch
@@ -90,16 +85,6 @@ def is_available() -> bool:
     return _load_library() is not None
 
 
-@cache
-def _find_gomp() -> int | None:
-    """Returns the address of GOMP_parallel in torch's libraries; None: torch has another OpenMP."""
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
-        return ctypes.cast(library.GOMP_parallel, c_void_p).value
-    except (OSError, AttributeError):
-        return None
-
-
 def step_native(
     rule: NativeRule,
     tensors: NativeTensors,
@@ -172,7 +157,7 @@ def step_native(
         ),
         ctypes.addressof(lr_value) if lr_tensor is None else lr_tensor.data_ptr(),
         *(None if tensor is None else tensor.data_ptr() for tensor in scalars),
-        _find_gomp(),
+        native.find_gomp(),
         None if key_array is None else ctypes.addressof(key_array),
     )
     if library.hw_optimize(request):

@@ -22,6 +22,7 @@ from headway.launch.ranks import Ranks
 from headway.model.builder import build_model, find_initialiser
 from headway.model.freezing import FreezeSchedule
 from headway.model.model_size import ModelSize
+from headway.model.winograd import MIN_CHANNELS, use_winograd
 from headway.observe.activations import ActivationPercentiles
 from headway.optim import MasterWeights, Schedule, build_optimizer, convert_to_bf16
 from headway.optim.batch_scaling import require_number
@@ -306,6 +307,11 @@ class _SetupBuilder:
         # FSDP2 divides contiguous weights alone.
         if recipe.channels_last and not (ranks is not None and divides_weights(recipe.parallel)):
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if recipe.winograd:
+            model, changed = use_winograd(model)
+            if not changed:
+                what = f"the network has no 3x3 convolution with stride 1 and {MIN_CHANNELS} channels or more"
+                raise RecipeError(what, where="winograd", fix="Remove it.")
         apply_activation_checkpointing(model, recipe.activation_checkpointing)
         return model
 

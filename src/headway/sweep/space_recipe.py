@@ -22,7 +22,7 @@ _FIXED: tuple[tuple[str, str], ...] = (
     ("observe sinks log_every_steps log_ids", "it is about the records of a run, and no trial scores higher by it"),
     ("data.eval evaluate task.primary", "it changes the measure, and the scores of trials could not be compared"),
     (
-        "device compile channels_last augment.where data.threads data.pin data.prefetch_batches data.cache "
+        "device compile channels_last winograd augment.where data.threads data.pin data.prefetch_batches data.cache "
         "data.cache_gb data.decoder data.transform_workers data.worker_kind comm.algorithm comm.bucket_mb comm.rails "
         "comm.interface comm.timeout_s comm.stall_s comm.on_rank_failure",
         "it changes the speed of a trial, and not its score. headway tune finds the fastest value",

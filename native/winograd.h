@@ -1,0 +1,67 @@
+// 3x3 convolutions with stride 1 by Winograd's minimal filtering: a tile of 4x4 outputs takes 36 products for each pair
+// of channels in place of 144, one of 3x3 takes 25 in place of 81, one of 2x2 takes 16 in place of 36. Lavin and Gray
+// 2016, "Fast Algorithms for Convolutional Neural Networks", arXiv 1509.09308. Compiled once for each instruction set.
+//
+// A tile of an image becomes so many numbers for each channel, its points: [point][vector][tile][lane], with room for
+// `capacity` tiles, and vectors of `lanes` channels; channels beyond the last are 0. A filter becomes
+// [chunk][point][panel][input channel][2 * lanes output channels], in the order in which it is read; a chunk is some
+// panels.
+#pragma once
+
+#include <cstdint>
+
+namespace headway {
+
+// Images [n, height, width, channels], dense.
+template <class T>
+struct Images {
+  T* data;
+  int64_t height, width, channels;
+};
+
+// Tiles first .. first + count - 1 of images that have rows x columns tiles each.
+struct Tiles {
+  int64_t rows, columns, first, count, capacity;
+};
+
+// A filter [out, in, 3, 3]: its strides, in elements, may be negative.
+template <class T>
+struct Filter {
+  T* data;
+  int64_t out, in, strides[4];
+};
+
+// The transforms of one size of tiles, by the matrices A, B and G of the source.
+struct TileTransforms {
+  int tile, points;
+  // B^T d B of the pixels d of each tile, which begins `padding` pixels before its outputs; pixels outside are 0.
+  void (*input)(const Images<const float>& images, int64_t padding, const Tiles& tiles, float* to);
+  // A g A^T of the gradients g of each tile's outputs. `vectors` are those that `to` has.
+  void (*gradient)(const Images<const float>& images, const Tiles& tiles, int64_t vectors, float* to);
+  // A^T m A + bias, to channels channel .. channel + width - 1. `from` is [point][tile][width].
+  void (*output)(const float* from, int64_t channel, int64_t width, const float* bias, const Tiles& tiles,
+                 const Images<float>& images);
+  // G g G^T of input channels begin .. end - 1 of `in`.
+  void (*filter)(const Filter<const float>& filter, int64_t begin, int64_t end, int64_t in, int64_t chunk, float* to);
+  // G^T u G of input channels begin .. end - 1 of `in`; a chunk of `from` is all panels.
+  void (*filter_gradient)(const float* from, int64_t begin, int64_t end, int64_t in, const Filter<float>& filter);
+};
+
+struct Winograd {
+  int lanes;
+  int rows;  // tiles that `multiply` takes at once: a capacity is a multiple of them
+  TileTransforms transforms[3];  // of tiles of 2, 3 and 4
+
+  // Of one point and panel: to [tile][width] = tiles [vector][tile][lane] times filter [input channel][2 * lanes].
+  void (*multiply)(const float* tiles, int64_t count, int64_t capacity, const float* filter, int64_t in, float* to,
+                   int64_t width);
+  // Of one point and panel: to [input channel][2 * lanes] += inputs [vector][tile][lane], transposed, times gradients,
+  // of which this panel is two vectors.
+  void (*accumulate)(const float* inputs, const float* gradients, int64_t count, int64_t capacity, int64_t in,
+                     float* to);
+};
+
+// For the instruction set of make_worker().
+const Winograd& winograd();
+
+}  // namespace headway
