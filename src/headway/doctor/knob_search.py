@@ -33,6 +33,7 @@ from headway.doctor.smaller_images import choose_smaller_side, shrink_batch
 from headway.doctor.stalls import measure_checkpoint
 from headway.doctor.throughput_model import ThroughputModel
 from headway.model.graph_breaks import collect_break_notes, list_graph_breaks
+from headway.model.winograd import can_use_winograd
 from headway.setup.precision import list_candidates
 
 # Smaller gains are noise.
@@ -366,11 +367,11 @@ class KnobSearch:
             other = not recipe.channels_last
             name = "channels last" if other else "channels first"
             yield from self._try_loop(name, "compute", {"channels_last": other})
+            if device.type == "cpu" and recipe.precision == "fp32" and can_use_winograd(job.setup.model):
+                yield from self._try_loop("Winograd's filtering", "compute", {"winograd": True})
             if recipe.activation_checkpointing is not False:
-                cost = "memory for activations"
-                yield from self._try_loop(
-                    "no second forward pass", "compute", {"activation_checkpointing": False}, cost=cost
-                )
+                changes, cost = {"activation_checkpointing": False}, "memory for activations"
+                yield from self._try_loop("no second forward pass", "compute", changes, cost=cost)
         # A larger batch spreads the fixed costs of a step over more samples.
         fixed = sum(seconds.get(one, 0.0) for one in ("launch", "optimizer", "other"))
         if fixed >= 0.1 * self._model.sum_seconds("loop") and recipe.batch_growth is None and not job.batch_note:

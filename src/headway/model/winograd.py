@@ -21,6 +21,11 @@ MIN_CHANNELS = 16
 shrink with the channels on the other side, take longer than the products that they save."""
 
 
+def can_use_winograd(module: nn.Module) -> bool:
+    """Returns True if `use_winograd` would change a layer of this network."""
+    return any(isinstance(layer, nn.Conv2d) and _can_be_changed(layer) for layer in module.modules())
+
+
 def use_winograd(module: nn.Module) -> tuple[nn.Module, list[str]]:
     """Makes every 3x3 convolution of a network use Winograd's filtering where it can, in place.
 
