@@ -19,6 +19,7 @@ import copy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -63,7 +64,7 @@ def make_images(batch: int, channels: int, side: int) -> Tensor:
 
 
 def list_shapes(network: Network) -> list[Shape]:
-    """Of the convolutions that use Winograd's filtering, in order, each once."""
+    """Lists the shapes of the convolutions that use Winograd's filtering, in order, each once."""
     with torch.device("meta"):
         model, _ = use_winograd(network.build())
         found: list[Shape] = []
@@ -86,9 +87,8 @@ def list_calls(shape: Shape, batch: int) -> dict[str, Calls]:
     images, grad = make_images(batch, shape.inputs, shape.side), make_images(batch, shape.outputs, shape.side)
     weight = torch.randn(shape.outputs, shape.inputs, 3, 3).contiguous(memory_format=torch.channels_last)
     # Tiles of 2, 3 or 4, whichever takes the fewest products, as the core chooses.
-    points, tiles = min(
-        (((tile + 2) ** 2, -(-shape.side // tile)) for tile in (2, 3, 4)), key=lambda o: o[0] * o[1] ** 2
-    )
+    sizes = (((tile + 2) ** 2, -(-shape.side // tile)) for tile in (2, 3, 4))
+    points, tiles = min(sizes, key=lambda one: one[0] * one[1] ** 2)
     inputs, outputs = (torch.randn(points, batch * tiles**2, n) for n in (shape.inputs, shape.outputs))
     filters = torch.randn(points, shape.inputs, shape.outputs)
 
@@ -189,7 +189,7 @@ def bench_networks(folder: Path, options: argparse.Namespace) -> list[Claim]:
             model(images).square().mean().backward()
             model.zero_grad()
 
-        arms: Calls = {"torch": lambda model=plain: step(model), "ours": lambda model=ours: step(model)}  # type: ignore[misc]
+        arms: Calls = {"torch": partial(step, plain), "ours": partial(step, ours)}
         taken = take_turns(arms, rounds, warm=1)
         claims.append(claim(f"winograd_{name}", divide(taken["torch"], taken["ours"])))
     return claims

@@ -16,11 +16,11 @@ namespace {
 constexpr int64_t kBlockTiles = 36;
 // Output channels that are transformed back at once: with 36 tiles, their products take 330 kB.
 constexpr int64_t kChunkChannels = 64;
-// Memory of the transformed inputs and gradients of which the gradient of a filter is summed: they stay in a cache that
-// cores share.
-constexpr int64_t kGradientBytes = 4 << 20;
-constexpr int64_t kFewestTiles = 32;  // of them
-constexpr int64_t kSharedTiles = 8;   // that a thread transforms at once for it
+// The gradient of a filter sums over parts of the tiles. Inputs and gradients of a part, transformed, take so much memory,
+// to stay in a cache that cores share; but a part has at least so many tiles.
+constexpr int64_t kGradientBytes = 4 << 20, kFewestTiles = 32;
+// Tiles of a part that a thread transforms at once.
+constexpr int64_t kSharedTiles = 8;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -103,17 +103,18 @@ struct Plan {
 
 void convolve(const hw_convolution& c) {
   const Plan plan(c);
-  const int64_t capacity = kBlockTiles / plan.w.rows * plan.w.rows, points = plan.of.points;
+  // Small images in small batches have few tiles: each thread gets some of them.
+  const int64_t shared = round_up(divide_up(plan.tiles, c.threads), plan.w.rows);
+  const int64_t capacity = std::min(kBlockTiles / plan.w.rows * plan.w.rows, shared), points = plan.of.points;
   const int64_t chunk = std::min(plan.panels, kChunkChannels / plan.panel), width = chunk * plan.panel;
   const Filter<const float> given{
       c.filter, c.out_channels, c.in_channels, {c.strides[0], c.strides[1], c.strides[2], c.strides[3]}};
-  // The last panel fetches one more, which is not there.
   Floats filter(points * plan.point);
   share(c, plan.vectors, [&](int64_t k, int64_t) {
     plan.of.filter(given, k * plan.w.lanes, (k + 1) * plan.w.lanes, plan.in, chunk, filter.get());
   });
   const int64_t scratch = points * capacity * (plan.in + width);
-  Floats memory(scratch * std::max<int64_t>(1, c.threads));
+  Floats memory(scratch * c.threads);
   const Images<const float> in{c.input, c.height, c.width, c.in_channels};
   const Images<float> out{c.output, plan.height, plan.width, c.out_channels};
   share(c, divide_up(plan.tiles, capacity), [&](int64_t block, int64_t thread) {
@@ -121,6 +122,8 @@ void convolve(const hw_convolution& c) {
     float* const products = inputs + points * capacity * plan.in;
     const int64_t first = block * capacity, count = std::min(capacity, plan.tiles - first);
     const Tiles tiles{plan.rows, plan.columns, first, count, capacity};
+    // The products are of whole rows of tiles. Those beyond the last tile are not used, but denormal ones take long.
+    if (count < capacity) std::fill(inputs, products, 0.0f);
     plan.of.input(in, c.padding, tiles, inputs);
     for (int64_t begin = 0; begin < plan.panels; begin += chunk) {
       const int64_t size = std::min(chunk, plan.panels - begin);
@@ -141,7 +144,7 @@ void convolve_filter(const hw_convolution& c) {
   const int64_t capacity = std::min(plan.tiles, std::max(kFewestTiles, fitting));
   Floats filter(points * plan.point), inputs(points * capacity * plan.in), gradients(points * capacity * plan.out);
   filter.clear();
-  gradients.clear();  // no image has channels for all of the last panel
+  gradients.clear();  // the last panel may have more channels than the images
   const Images<const float> in{c.input, c.height, c.width, c.in_channels};
   const Images<const float> out{c.output, plan.height, plan.width, c.out_channels};
   for (int64_t first = 0; first < plan.tiles; first += capacity) {
@@ -174,9 +177,12 @@ int64_t times(int64_t a, int64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
 }
 
+bool is_aligned(const float* address) { return address && reinterpret_cast<uintptr_t>(address) % sizeof(float) == 0; }
+
 bool is_good(const hw_convolution& c) {
   if (c.size != sizeof(hw_convolution) || c.threads < 1 || c.threads > 4096 || c.n < 1) return false;
-  if (c.padding < 0 || c.padding > 2 || !c.input || !c.output) return false;
+  if (c.padding < 0 || c.padding > 2 || !is_aligned(c.input) || !is_aligned(c.output)) return false;
+  if (reinterpret_cast<uintptr_t>(c.bias) % sizeof(float)) return false;
   for (int64_t side : {c.height, c.width})
     if (side < 1 || side > kLargestSide || side + 2 * c.padding < 3) return false;
   for (int64_t channels : {c.in_channels, c.out_channels})
@@ -186,8 +192,8 @@ bool is_good(const hw_convolution& c) {
 }
 
 template <class Work>
-int32_t run(const hw_convolution* c, bool has_filter, const Work& work) {
-  if (!c || !is_good(*c) || !has_filter) return -1;
+int32_t run(const hw_convolution* c, const float* filter, const Work& work) {
+  if (!c || !is_good(*c) || !is_aligned(filter)) return -1;
   try {
     work(*c);
     return 0;
@@ -200,9 +206,9 @@ int32_t run(const hw_convolution* c, bool has_filter, const Work& work) {
 }  // namespace headway
 
 extern "C" int32_t hw_convolve(const hw_convolution* c) {
-  return headway::run(c, c && c->filter, headway::convolve);
+  return headway::run(c, c ? c->filter : nullptr, headway::convolve);
 }
 
 extern "C" int32_t hw_convolve_filter(const hw_convolution* c) {
-  return headway::run(c, c && c->filter_gradient, headway::convolve_filter);
+  return headway::run(c, c ? c->filter_gradient : nullptr, headway::convolve_filter);
 }

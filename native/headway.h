@@ -1,5 +1,5 @@
-/* The native core: one call decodes one batch, does one step of an optimizer, or one convolution. Plain C, loaded with
- * ctypes; knows neither Python nor torch.
+/* The native core: one call decodes one batch, does one step of an optimizer, or computes one convolution. Plain C,
+ * loaded with ctypes; knows neither Python nor torch.
  *
  * No exception crosses this boundary, nothing here takes the interpreter's lock, and a bad image fills zeros and sets
  * its status without touching its neighbours. What an image becomes is defined by the Pillow reference
@@ -174,7 +174,7 @@ typedef struct {
   const float* bias;      /* hw_convolve: [out_channels]; may be NULL */
   float* output;          /* hw_convolve writes it; hw_convolve_filter reads the gradient of it */
   float* filter_gradient; /* hw_convolve_filter writes it, with the strides below */
-  int64_t strides[4];     /* in elements; may be negative, as of a mirrored filter */
+  int64_t strides[4];     /* in elements; may be negative, as of a mirrored filter; they are not checked */
   hw_team team;           /* NULL: the caller does all */
 } hw_convolution;
 

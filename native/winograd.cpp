@@ -262,7 +262,9 @@ void output(const float* from, int64_t channel, int64_t width, const float* bias
 }
 
 // Output channels of panel p.
-HW_INLINE int64_t size_of_panel(int64_t out, int64_t p) { return out - p * kPanel < kPanel ? out - p * kPanel : kPanel; }
+HW_INLINE int64_t size_of_panel(int64_t out, int64_t p) {
+  return out - p * kPanel < kPanel ? out - p * kPanel : kPanel;
+}
 
 template <int tile>
 void filter(const Filter<const float>& filter, int64_t begin, int64_t end, int64_t in, int64_t chunk, float* to) {

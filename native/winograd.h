@@ -2,8 +2,8 @@
 // of channels in place of 144, one of 3x3 takes 25 in place of 81, one of 2x2 takes 16 in place of 36. Lavin and Gray
 // 2016, "Fast Algorithms for Convolutional Neural Networks", arXiv 1509.09308. Compiled once for each instruction set.
 //
-// A tile of an image becomes so many numbers for each channel, its points: [point][vector][tile][lane], with room for
-// `capacity` tiles, and vectors of `lanes` channels; channels beyond the last are 0. A filter becomes
+// A tile becomes 36, 25 or 16 numbers for each channel, its points. They are stored as [point][vector][tile][lane], with
+// room for `capacity` tiles, and vectors of `lanes` channels; channels beyond the last are 0. A filter becomes
 // [chunk][point][panel][input channel][2 * lanes output channels], in the order in which it is read; a chunk is some
 // panels.
 #pragma once
@@ -49,14 +49,14 @@ struct TileTransforms {
 
 struct Winograd {
   int lanes;
-  int rows;  // tiles that `multiply` takes at once: a capacity is a multiple of them
+  int rows;  // tiles that `multiply` takes at once: it needs a capacity that is a multiple of them
   TileTransforms transforms[3];  // of tiles of 2, 3 and 4
 
-  // Of one point and panel: to [tile][width] = tiles [vector][tile][lane] times filter [input channel][2 * lanes].
+  // At one point, for one panel: to [tile][width] = tiles [vector][tile][lane] times filter [input channel][2 * lanes].
   void (*multiply)(const float* tiles, int64_t count, int64_t capacity, const float* filter, int64_t in, float* to,
                    int64_t width);
-  // Of one point and panel: to [input channel][2 * lanes] += inputs [vector][tile][lane], transposed, times gradients,
-  // of which this panel is two vectors.
+  // At one point, for one panel: to [input channel][2 * lanes] += inputs [vector][tile][lane], transposed, times
+  // gradients, of which this panel is two vectors.
   void (*accumulate)(const float* inputs, const float* gradients, int64_t count, int64_t capacity, int64_t in,
                      float* to);
 };

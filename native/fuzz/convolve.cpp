@@ -1,5 +1,6 @@
 // hw_convolve and hw_convolve_filter with wrong sizes and pointers: refused, or done with nothing touched beside the
 // images, filters and biases. Each lies in memory that is exactly as long as it has to be.
+#include <algorithm>
 #include <thread>
 
 #include "campaign.h"
@@ -36,9 +37,10 @@ size_t one(Random& random) {
   c.threads = random.one_in(3) ? uint32_t(size(3)) : 1;
   c.team = random.one_in(2) ? team : nullptr;
   const int64_t height = c.height + 2 * c.padding - 2, width = c.width + 2 * c.padding - 2;
-  bool must_refuse = height < 1 || width < 1;
+  const bool is_empty = height < 1 || width < 1;
+  bool must_refuse = is_empty;
   const Exact input = numbers(c.n * c.height * c.width * c.in_channels, random);
-  const Exact output = numbers(must_refuse ? 1 : c.n * height * width * c.out_channels, random);
+  const Exact output = numbers(is_empty ? 1 : c.n * height * width * c.out_channels, random);
   const Exact filter = numbers(9 * c.in_channels * c.out_channels, random), bias = numbers(c.out_channels, random);
   c.input = address_of(input), c.output = address_of(output);
   if (random.one_in(2)) c.bias = address_of(bias);
@@ -59,7 +61,7 @@ size_t one(Random& random) {
     must_refuse = true;
     const int64_t wrong = kWrong[random.below(4)];
     switch (random.below(8)) {
-      case 0: c.size = odd_number(random), must_refuse = c.size != sizeof c; break;
+      case 0: c.size = odd_number(random), must_refuse = is_empty || c.size != sizeof c; break;
       case 1: c.threads = random.one_in(2) ? 0 : UINT32_MAX; break;
       case 2: c.n = wrong; break;
       case 3: (random.one_in(2) ? c.height : c.width) = wrong; break;
@@ -72,6 +74,16 @@ size_t one(Random& random) {
   const int32_t result = of_filter ? hw_convolve_filter(&c) : hw_convolve(&c);
   if (result != 0 && result != -1) fail("convolve has another result", size_t(c.n));
   if (must_refuse != (result == -1)) fail("a wrong convolution was done, or a right one refused", size_t(c.n));
+  if (result == -1) return 1;
+  // Once more by other threads, over other numbers: each is written, and is the same.
+  const Exact& written = of_filter ? filter : output;
+  const Bytes first_time(written.data(), written.data() + written.size());
+  const Exact again(Bytes(written.size(), 0xA5));
+  c.threads = 1 + uint32_t(random.below(4)), c.team = team;
+  if (of_filter) c.filter_gradient = address_of(again) + first;
+  else c.output = address_of(again);
+  if ((of_filter ? hw_convolve_filter(&c) : hw_convolve(&c)) != 0) fail("a convolution was done once", size_t(c.n));
+  if (!std::equal(first_time.begin(), first_time.end(), again.data())) fail("threads change a result", size_t(c.n));
   return 1;
 }
 

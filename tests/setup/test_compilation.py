@@ -1,4 +1,4 @@
-"""How the network of a run is called: compiled, or with activations that are computed again."""
+"""How the network of a run is called: compiled, with Winograd's filtering, or with activations computed again."""
 
 from __future__ import annotations
 
@@ -104,6 +104,15 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "graphs of parts": (("compile=graphs", "micro_batch=auto"), "remove micro_batch, or set compile to true"),
     "another word": (("compile=fast",), "compile must be"),
+    "Winograd's filtering, compiled": (
+        ("winograd=true", "compile=true"),
+        "winograd changes nothing in a compiled network: remove it, or set compile to false",
+    ),
+    "Winograd's filtering, channels first": (("winograd=true", "channels_last=false"), "set channels_last: true"),
+    "no convolution for it": (
+        (DROPOUT, "winograd=true"),
+        "winograd: the network has no 3x3 convolution with stride 1 and 16 channels or more. Remove it.",
+    ),
 }
 
 
@@ -129,6 +138,16 @@ def test_a_compiled_run_ends_nearly_as_one_that_is_not(folder: Path, tmp_path: P
     plain, compiled = (load_file(tmp_path / name / "weights.safetensors") for name in ("plain", "compiled"))
     for name, value in plain.items():
         torch.testing.assert_close(compiled[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_run_with_winograds_filtering_ends_nearly_as_one_without(folder: Path, tmp_path: Path) -> None:
+    more = ("epochs=1", "model.factory=headway.model:small_net", "precision=fp32", "device=cpu")
+    for name in ("true", "false"):
+        headway("train", folder / "recipe.yaml", "--run", tmp_path / name, f"winograd={name}", *more)
+    ours, plain = (load_file(tmp_path / name / "weights.safetensors") for name in ("true", "false"))
+    assert any(not torch.equal(ours[name], value) for name, value in plain.items()), "it was used"
+    for name, value in plain.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-4, msg=name)
 
 
 TALKS = """

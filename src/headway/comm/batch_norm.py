@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from headway.core.errors import UsageError
 from headway.core.group import Group
-from headway.core.modules import replace_modules
+from headway.core.modules import convert_module, replace_modules
 
 # Statistics per rank are the default (torch's own BatchNorm): they cost no communication, and their extra noise
 # regularises (ghost batches: Hoffer et al. 2017, "Train longer, generalize better"). Statistics over all ranks pay off
@@ -212,8 +212,6 @@ def _convert_batch_norm(module: _BatchNorm, group: Group, name: str) -> SyncBatc
     if isinstance(module, SyncBatchNorm):
         module.group = group
         return module
-    # The new layer shares the dict entries of the old one: an optimizer or hook that holds them keeps working.
-    converted = SyncBatchNorm.__new__(SyncBatchNorm)
-    converted.__dict__.update(module.__dict__)
+    converted = convert_module(module, SyncBatchNorm)
     converted.group = group
     return converted

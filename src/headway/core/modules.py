@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from torch import nn
+
+Converted = TypeVar("Converted", bound="nn.Module")
 
 
 def replace_modules(module: nn.Module, make: Callable[[nn.Module, str], nn.Module]) -> nn.Module:
@@ -63,6 +65,14 @@ def preserve_training_state(module: nn.Module) -> Iterator[None]:
         if buffers:
             with torch.no_grad():
                 torch._foreach_copy_(buffers, kept)
+
+
+def convert_module(module: nn.Module, kind: type[Converted]) -> Converted:
+    """Returns a module of another class that shares the parameters, buffers, children and hooks of `module`."""
+    # The same dictionaries, so an optimizer or a hook that holds an entry keeps working.
+    converted = kind.__new__(kind)
+    converted.__dict__.update(module.__dict__)
+    return converted
 
 
 def _replace(

@@ -410,16 +410,16 @@ class KnobSearch:
 
     def _suggest_compile(self) -> Iterator[Knob]:
         """Measures the loop with a compiled network, and lists the lines that break its graph."""
-        recipe, changes = self._job.setup.recipe, {"compile": True}
+        recipe = self._job.setup.recipe
+        changes = {"compile": True} | ({"winograd": False} if recipe.winograd else {})
         text = format_override(changes)
         if (
             recipe.compile is not False
             or recipe.activation_checkpointing is not False
             or not self._is_worth_trying("loop")
             or self._job.refuses(changes)
+            or self._is_out_of_time(text, LONG_S)
         ):
-            return
-        if self._is_out_of_time(text, LONG_S):
             return
         with collect_break_notes() as notes:
             ratio = self._measure_ratio(text, changes)

@@ -273,6 +273,8 @@ def _draw_flops(profile: Profile) -> Panel | None:
         bound = "the memory" if intensity < knee else "arithmetic"
         roof = min(peak, bandwidth * intensity)
         note += f", and {format_percent(reached / roof)} of the roof above, set by {bound}"
+    if reached > peak:
+        note += " (Winograd's filtering takes fewer products than are counted)"
     roofs = [min(peak, bandwidth * place) if bandwidth > 0 else peak for place in places]
     return panel.lines(
         "flops",

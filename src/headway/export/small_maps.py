@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from headway.core.modules import replace_modules, switch_to_evaluation
 from headway.export.pipeline import Pipeline
+from headway.model.winograd import WinogradConv2d
 
 MOST_SIDE = 2
 """Largest side of an output. With 4, 32 images took ONNX Runtime 0.74 of the time, and one image 1.1."""
@@ -66,8 +67,9 @@ def unfold_small_maps(pipeline: Pipeline) -> Pipeline:
     def note(conv: nn.Module, inputs: Any, output: Tensor) -> None:
         largest[conv] = max(largest.get(conv, 0), *output.shape[2:])
 
-    # Exactly this class: another one computes something else, and so may hooks.
-    convs = [one for one in pipeline.modules() if type(one) is nn.Conv2d and not one._forward_pre_hooks]
+    # Exactly these classes: another one computes something else, and so may hooks.
+    kinds = (nn.Conv2d, WinogradConv2d)
+    convs = [one for one in pipeline.modules() if type(one) in kinds and not one._forward_pre_hooks]
     handles = [one.register_forward_hook(note) for one in convs if not one._forward_hooks]
     try:
         with switch_to_evaluation(pipeline):

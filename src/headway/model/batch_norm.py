@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from headway.core.errors import UsageError
-from headway.core.modules import replace_modules, switch_to_evaluation
+from headway.core.modules import convert_module, replace_modules, switch_to_evaluation
 
 
 @final
@@ -169,8 +169,6 @@ def _convert_module(module: _BatchNorm, group: int, name: str) -> GhostBatchNorm
     if class_.forward not in (_BatchNorm.forward, GhostBatchNorm.forward):
         what = f"{class_.__name__} is a batch norm with a forward pass of its own, which would be lost"
         raise UsageError(what, where=name, fix="Replace it by torch.nn.BatchNorm and what it adds, or leave it out.")
-    # Sharing the dictionary keeps parameters, buffers and hooks the same objects.
-    ghost = GhostBatchNorm.__new__(GhostBatchNorm)
-    ghost.__dict__.update(module.__dict__)
+    ghost = convert_module(module, GhostBatchNorm)
     ghost.group = group
     return ghost

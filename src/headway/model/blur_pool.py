@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headway.core.modules import replace_modules
+from headway.core.modules import convert_module, replace_modules
 
 MIN_CHANNELS = 16
 """Fewest input channels of a convolution that is changed. The first layer, with 3, sees whole images, and blurring
@@ -53,8 +53,7 @@ class BlurConv2d(nn.Conv2d):
     @staticmethod
     def from_conv(conv: nn.Conv2d) -> BlurConv2d:
         """Returns a replacement of a convolution that shares its parameters, buffers and hooks."""
-        blurred = BlurConv2d.__new__(BlurConv2d)
-        blurred.__dict__.update(conv.__dict__)
+        blurred = convert_module(conv, BlurConv2d)
         blurred.register_buffer("filter", _build_filter(conv.weight), persistent=False)
         return blurred
 

@@ -60,7 +60,10 @@ def convolve(images: Tensor, weight: Tensor, bias: Tensor | None, *, padding: in
     Raises:
         UsageError: the tensors do not fit together, or memory cannot be had.
     """
-    _check(images.ndim == 4 and weight.shape[1] == images.shape[1], images, weight)
+    fits = images.ndim == 4 and weight.shape[1] == images.shape[1]
+    if bias is not None:
+        fits = fits and bias.is_cpu and bias.dtype == torch.float32 and bias.shape == weight.shape[:1]
+    _check(fits, images, weight)
     return _convolve(images, weight.shape[0], weight.data_ptr(), weight.stride(), bias, padding)
 
 
@@ -113,7 +116,9 @@ def _check(fits: bool, images: Tensor, weight: Tensor) -> None:
     if not fits or not is_native or tuple(weight.shape[2:]) != (KERNEL_SIDE, KERNEL_SIDE):
         parts = (f"{tuple(one.shape)} of {one.dtype} on {one.device}" for one in tensors)
         what = f"the native core cannot convolve {' with '.join(parts)}"
-        raise UsageError(what, fix="Give it float32 tensors on the CPU, and filters of 3x3.")
+        raise UsageError(
+            what, fix="Give it float32 tensors on the CPU, 3x3 filters, and a bias for each filter or none."
+        )
 
 
 def _call(

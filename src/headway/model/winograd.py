@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from headway.core.modules import replace_modules
+from headway.core.modules import convert_module, replace_modules
 from headway.model import native
 
 MIN_CHANNELS = 16
@@ -54,15 +54,13 @@ class WinogradConv2d(nn.Conv2d):
     @staticmethod
     def from_conv(conv: nn.Conv2d) -> WinogradConv2d:
         """Returns a replacement of a convolution that shares its parameters, buffers and hooks."""
-        replacement = WinogradConv2d.__new__(WinogradConv2d)
-        replacement.__dict__.update(conv.__dict__)
-        return replacement
+        return convert_module(conv, WinogradConv2d)
 
-    # Not `forward`: other parts of Headway tell by it whether a layer is a plain convolution.
+    # Not `forward`, by which other parts of Headway tell whether a layer is a plain convolution.
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = self.padding[0]
         assert isinstance(padding, int)
-        if not _is_native(input, weight) or min(input.shape[2:]) + 2 * padding < native.KERNEL_SIDE:
+        if not _is_native(input, weight, bias) or min(input.shape[2:]) + 2 * padding < native.KERNEL_SIDE:
             out: Tensor = super()._conv_forward(input, weight, bias)
         else:
             out = _Convolution.apply(input, weight, bias, padding)  # type: ignore[no-untyped-call]
@@ -77,10 +75,13 @@ class _Convolution(torch.autograd.Function):
         return native.convolve(input, weight, bias, padding=padding)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         input, weight = ctx.saved_tensors
         needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        # With `create_graph` the gradient is differentiated in turn, and torch knows how.
+        if torch.is_grad_enabled():
+            settings = ([1, 1], [ctx.padding] * 2, [1, 1], False, [0, 0], 1, [needs_input, needs_weight, needs_bias])
+            return *torch.ops.aten.convolution_backward(grad, input, weight, [weight.shape[0]], *settings), None
         # Once for both: a max pool's gradient, for one, may come in another memory format.
         grad = grad.contiguous(memory_format=torch.channels_last)
         return (
@@ -92,15 +93,25 @@ class _Convolution(torch.autograd.Function):
 
 
 def _can_be_changed(conv: nn.Conv2d) -> bool:
-    # A subclass that overrides `_conv_forward` or `forward` is left alone: what it does would be lost.
-    is_plain = type(conv)._conv_forward is nn.Conv2d._conv_forward and type(conv).forward is nn.Conv2d.forward
+    # A subclass is left alone: what it overrides or adds would be lost. Parametrised layers have one of their own.
+    is_plain = type(conv) is nn.Conv2d
     is_dense = conv.stride == conv.dilation == (1, 1) and conv.groups == 1 and conv.kernel_size == (3, 3)
     is_padded = conv.padding_mode == "zeros" and conv.padding in ((0, 0), (1, 1), (2, 2))
     return is_plain and is_dense and is_padded and min(conv.in_channels, conv.out_channels) >= MIN_CHANNELS
 
 
-def _is_native(input: Tensor, weight: Tensor) -> bool:
-    # Subclasses of tensors, fake tensors and counters of operations are to see torch's own operation.
-    is_plain = type(input) is Tensor and _get_current_dispatch_mode() is None and not torch.compiler.is_compiling()
-    fits = input.is_cpu and input.ndim == 4 and input.numel() > 0 and input.dtype == weight.dtype == torch.float32
-    return is_plain and fits and not torch.is_autocast_enabled("cpu") and native.is_available()
+def _is_native(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    # First: Dynamo and functorch cannot follow the questions below.
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    # Subclasses and modes are to see torch's own operation: those of divided networks, fused sweeps, fake tensors and
+    # counters. They may refuse to be asked for more than their type.
+    if type(input) is not Tensor or type(weight) not in (Tensor, nn.Parameter):
+        return False
+    if torch._C._len_torch_function_stack() or _get_current_dispatch_mode() is not None:
+        return False
+    given = (input, weight) if bias is None else (input, weight, bias)
+    is_fp32 = all(one.is_cpu and one.dtype == torch.float32 and one.layout == torch.strided for one in given)
+    # Whatever else is wrong is for torch to say.
+    fits = input.ndim == 4 and input.numel() > 0 and input.shape[1] == weight.shape[1]
+    return is_fp32 and fits and not torch.is_autocast_enabled("cpu") and native.is_available()

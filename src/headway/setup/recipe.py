@@ -194,8 +194,8 @@ class TrainRecipe(RecipePart):
     """Use the channels-last memory format for images and filters: faster for convolutions on CPUs and on GPUs with
     tensor cores."""
     winograd: bool = False
-    """On a CPU in fp32, compute 3x3 convolutions with stride 1 by Winograd's minimal filtering: a quarter of the
-    products, at a relative error of about 2e-6. Elsewhere, and in a compiled network, it changes nothing. Needs
+    """On a CPU in fp32, compute 3x3 convolutions with stride 1 by Winograd's minimal filtering: a quarter to a half
+    of the products, at a relative error of about 2e-6. On a GPU and in bf16 it changes nothing. Needs
     `channels_last`."""
     compile: bool | Literal["graphs", "max-autotune"] = False
     """Compile the network with torch.compile, which makes the first step longer. `graphs`: also replay CUDA graphs.
@@ -353,7 +353,7 @@ class TrainRecipe(RecipePart):
         if self.winograd and not self.channels_last:
             raise ValueError("winograd works on images in the channels-last format: set channels_last: true")
         if self.winograd and self.compile is not False:
-            raise ValueError("winograd changes nothing in a compiled network: remove it, or compile")
+            raise ValueError("winograd changes nothing in a compiled network: remove it, or set compile to false")
 
     def _check_speed(self) -> None:
         """Checks precision, compilation and activation checkpointing against each other."""
