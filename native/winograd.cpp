@@ -270,8 +270,9 @@ template <int tile>
 void filter(const Filter<const float>& filter, int64_t begin, int64_t end, int64_t in, int64_t chunk, float* to) {
   constexpr int span = tile + 2, points = span * span;
   const int64_t panels = (filter.out + kPanel - 1) / kPanel;
-  for (int64_t i = begin; i < end; i++)
-    for (int64_t p = 0; p < panels; p++) {
+  // The taps of a panel's filters lie far apart, and those of neighbouring input channels beside them in a cache line.
+  for (int64_t p = 0; p < panels; p++)
+    for (int64_t i = begin; i < end; i++) {
       const int64_t first = p / chunk * chunk, size = panels - first < chunk ? panels - first : chunk;
       float* const at = to + ((first * points + p - first) * in + i) * kPanel;
       float taps[9][kPanel] = {};
@@ -291,8 +292,8 @@ template <int tile>
 void filter_gradient(const float* from, int64_t begin, int64_t end, int64_t in, const Filter<float>& filter) {
   constexpr int span = tile + 2;
   const int64_t panels = (filter.out + kPanel - 1) / kPanel;
-  for (int64_t i = begin; i < end && i < filter.in; i++)
-    for (int64_t p = 0; p < panels; p++) {
+  for (int64_t p = 0; p < panels; p++)
+    for (int64_t i = begin; i < end && i < filter.in; i++) {
       const float* const at = from + (p * in + i) * kPanel;
       float taps[9][kPanel];
       for (int half = 0; half < kPanel; half += kLanes)

@@ -150,7 +150,7 @@ def test_only_the_gradients_that_are_needed_are_computed(monkeypatch: pytest.Mon
             name,
             lambda *given, name=name, function=function, **more: computed.append(name) or function(*given, **more),
         )
-    images = torch.randn(2, 16, 6, 6)
+    images = torch.randn(9, 16, 6, 6)
     model(images).sum().backward()
     assert computed == ["compute_weight_gradient"]
     model[0].weight.requires_grad_(False)
@@ -164,7 +164,7 @@ def test_a_gradient_can_be_differentiated() -> None:
     plain = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Tanh(), nn.Conv2d(16, 16, 3))
     model, changed = use_winograd(copy.deepcopy(plain))
     assert changed == ["0", "2"]
-    images, products = torch.randn(2, 16, 6, 6), []
+    images, products = torch.randn(9, 16, 6, 6), []
     for one in (plain, model):
         weights = list(one.parameters())
         first = torch.autograd.grad(one(images).square().sum(), weights, create_graph=True)
@@ -204,7 +204,7 @@ def test_only_plain_3x3_convolutions_change() -> None:
 def test_torch_convolves_where_the_core_cannot() -> None:
     conv = nn.Conv2d(16, 16, 3, padding=1)
     model, _ = use_winograd(copy.deepcopy(nn.Sequential(conv)))
-    images = torch.randn(2, 16, 6, 6)
+    images = torch.randn(9, 16, 6, 6)
     for layer in (conv, model):
         layer.double()
     assert torch.equal(model(images.double()), conv(images.double()))
@@ -213,6 +213,7 @@ def test_torch_convolves_where_the_core_cannot() -> None:
     assert not torch.equal(model(images), conv(images)), "here the core convolves"
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(model(images), conv(images))
+    assert torch.equal(model(images[:7]), conv(images[:7])), "few tiles"
     assert model(images[:0]).shape == (0, 16, 6, 6)
     with MultiplyAddCounter() as counter:
         model(images)
@@ -245,7 +246,7 @@ def test_subclasses_of_tensors_see_torchs_operation() -> None:
                 return func(*args, **(kwargs or {}))
 
     model, _ = use_winograd(nn.Conv2d(16, 16, 3, padding=1))
-    images = torch.randn(2, 16, 6, 6)
+    images = torch.randn(9, 16, 6, 6)
     model(images.as_subclass(Watched))
     assert seen
     seen.clear()

@@ -195,7 +195,7 @@ class TrainRecipe(RecipePart):
     tensor cores."""
     winograd: bool = False
     """On a CPU in fp32, compute 3x3 convolutions with stride 1 by Winograd's minimal filtering: a quarter to a half
-    of the products, at a relative error of about 2e-6. On a GPU and in bf16 it changes nothing. Needs
+    of the products, at a relative error of about 3e-6. On a GPU and in bf16 it changes nothing. Needs
     `channels_last`."""
     compile: bool | Literal["graphs", "max-autotune"] = False
     """Compile the network with torch.compile, which makes the first step longer. `graphs`: also replay CUDA graphs.
