@@ -104,10 +104,6 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "graphs of parts": (("compile=graphs", "micro_batch=auto"), "remove micro_batch, or set compile to true"),
     "another word": (("compile=fast",), "compile must be"),
-    "Winograd's filtering, compiled": (
-        ("winograd=true", "compile=true"),
-        "winograd changes nothing in a compiled network: remove it, or set compile to false",
-    ),
     "Winograd's filtering, channels first": (("winograd=true", "channels_last=false"), "set channels_last: true"),
     "no convolution for it": (
         (DROPOUT, "winograd=true"),

@@ -410,8 +410,7 @@ class KnobSearch:
 
     def _suggest_compile(self) -> Iterator[Knob]:
         """Measures the loop with a compiled network, and lists the lines that break its graph."""
-        recipe = self._job.setup.recipe
-        changes = {"compile": True} | ({"winograd": False} if recipe.winograd else {})
+        recipe, changes = self._job.setup.recipe, {"compile": True}
         text = format_override(changes)
         if (
             recipe.compile is not False
