@@ -205,7 +205,7 @@ def main() -> None:
     if not native.is_available():
         print("The native core is not built: nothing to measure.")
         sys.exit(0)
-    # As every training does: without it, half of the time of the larger layers is the kernel's, which clears pages.
+    # As every training does: otherwise the kernel zeroes the pages of every output anew.
     keep_freed_memory()
     run_parts(PARTS, options)
 

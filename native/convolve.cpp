@@ -1,23 +1,22 @@
 // A 3x3 convolution and its gradients by Winograd's tiles. The threads share out the tiles, and of the gradient of the
 // filter the points: each sum is done by one thread in one order.
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <new>
 
-#include "headway.h"
+#include "team.h"
 #include "winograd.h"
 
 namespace headway {
 namespace {
 
-// Tiles that a thread takes at once. 24 to 48 are as fast on a core with 512 kB of second-level cache; 96 are a fifth
-// slower with 256 channels.
+// Tiles that a thread takes at once. 24 to 48 are as fast on a core with 512 kB of second-level cache; 96 take half as
+// long again with 256 channels.
 constexpr int64_t kBlockTiles = 36;
 // Output channels that are transformed back at once: with 36 tiles, their products take 330 kB.
 constexpr int64_t kChunkChannels = 64;
-// The gradient of a filter sums over parts of the tiles. Inputs and gradients of a part, transformed, take so much memory,
-// to stay in a cache that cores share; but a part has at least so many tiles.
+// The gradient of a filter sums over parts of the tiles. Inputs and gradients of a part, transformed, take so much
+// memory, to stay in a cache that cores share; but a part has at least so many tiles.
 constexpr int64_t kGradientBytes = 4 << 20, kFewestTiles = 32;
 // Tiles of a part that a thread transforms at once.
 constexpr int64_t kSharedTiles = 8;
@@ -45,25 +44,6 @@ class Floats final {
   float* data_;
   int64_t count_;
 };
-
-// Calls work(item, thread) for every item; each is done by one thread.
-template <class Work>
-void share(const hw_convolution& c, int64_t items, const Work& work) {
-  struct Shared {
-    const Work& work;
-    const int64_t items;
-    std::atomic<int64_t> next{0}, thread{0};
-  } shared{work, items};
-  const auto take = [](void* data) {
-    Shared& s = *static_cast<Shared*>(data);
-    const int64_t thread = s.thread.fetch_add(1, std::memory_order_relaxed);
-    for (int64_t k; (k = s.next.fetch_add(1, std::memory_order_relaxed)) < s.items;) s.work(k, thread);
-  };
-  if (c.team && c.threads > 1 && items > 1)
-    c.team(take, &shared, c.threads, 0);
-  else
-    take(&shared);
-}
 
 // Sizes of a convolution, with tiles of the size that takes the fewest products.
 struct Plan {
@@ -107,17 +87,16 @@ void convolve(const hw_convolution& c) {
   const int64_t shared = round_up(divide_up(plan.tiles, c.threads), plan.w.rows);
   const int64_t capacity = std::min(kBlockTiles / plan.w.rows * plan.w.rows, shared), points = plan.of.points;
   const int64_t chunk = std::min(plan.panels, kChunkChannels / plan.panel), width = chunk * plan.panel;
-  const Filter<const float> given{
-      c.filter, c.out_channels, c.in_channels, {c.strides[0], c.strides[1], c.strides[2], c.strides[3]}};
+  const Filter<const float> given{c.filter, c.out_channels, c.in_channels, c.strides};
   Floats filter(points * plan.point);
-  share(c, plan.vectors, [&](int64_t k, int64_t) {
+  share(c.team, c.threads, plan.vectors, [&](int64_t k, int64_t) {
     plan.of.filter(given, k * plan.w.lanes, (k + 1) * plan.w.lanes, plan.in, chunk, filter.get());
   });
   const int64_t scratch = points * capacity * (plan.in + width);
   Floats memory(scratch * c.threads);
   const Images<const float> in{c.input, c.height, c.width, c.in_channels};
   const Images<float> out{c.output, plan.height, plan.width, c.out_channels};
-  share(c, divide_up(plan.tiles, capacity), [&](int64_t block, int64_t thread) {
+  share(c.team, c.threads, divide_up(plan.tiles, capacity), [&](int64_t block, int64_t thread) {
     float* const inputs = memory.get() + scratch * thread;
     float* const products = inputs + points * capacity * plan.in;
     const int64_t first = block * capacity, count = std::min(capacity, plan.tiles - first);
@@ -149,22 +128,21 @@ void convolve_filter(const hw_convolution& c) {
   const Images<const float> out{c.output, plan.height, plan.width, c.out_channels};
   for (int64_t first = 0; first < plan.tiles; first += capacity) {
     const int64_t count = std::min(capacity, plan.tiles - first);
-    share(c, divide_up(count, kSharedTiles), [&](int64_t k, int64_t) {
+    share(c.team, c.threads, divide_up(count, kSharedTiles), [&](int64_t k, int64_t) {
       const int64_t at = k * kSharedTiles;
       const Tiles tiles{plan.rows, plan.columns, first + at, std::min(kSharedTiles, count - at), capacity};
       plan.of.input(in, c.padding, tiles, inputs.get() + at * lanes);
       plan.of.gradient(out, tiles, 2 * plan.panels, gradients.get() + at * lanes);
     });
-    share(c, points * plan.panels, [&](int64_t k, int64_t) {
+    share(c.team, c.threads, points * plan.panels, [&](int64_t k, int64_t) {
       const int64_t at = k / plan.panels, p = k % plan.panels;
       plan.w.accumulate(inputs.get() + at * capacity * plan.in,
                         gradients.get() + capacity * (at * plan.out + p * plan.panel), count, capacity, plan.in,
                         filter.get() + at * plan.point + p * plan.in * plan.panel);
     });
   }
-  const Filter<float> gradient{
-      c.filter_gradient, c.out_channels, c.in_channels, {c.strides[0], c.strides[1], c.strides[2], c.strides[3]}};
-  share(c, plan.vectors, [&](int64_t k, int64_t) {
+  const Filter<float> gradient{c.filter_gradient, c.out_channels, c.in_channels, c.strides};
+  share(c.team, c.threads, plan.vectors, [&](int64_t k, int64_t) {
     plan.of.filter_gradient(filter.get(), k * lanes, (k + 1) * lanes, plan.in, gradient);
   });
 }

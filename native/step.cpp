@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "narrow.h"
+#include "team.h"
 
 namespace headway {
 namespace {
@@ -51,10 +52,7 @@ class Step final {
   }
 
   void run() {
-    if (s_.team && s_.threads > 1 && items_.size() > 1)
-      s_.team([](void* self) { static_cast<Step*>(self)->take(); }, this, s_.threads, 0);
-    else
-      take();
+    share(s_.team, s_.threads, int64_t(items_.size()), [&](int64_t k, int64_t) { work(items_[size_t(k)]); });
     for (int64_t i = 0; s_.count && i < s_.n; i++) ++*reinterpret_cast<float*>(s_.count[i]);
   }
 
@@ -81,10 +79,6 @@ class Step final {
   Item item(int64_t i, Pass pass, int64_t k) const {
     const int64_t left = s_.elements[i] - k * kMost;
     return {int32_t(i), pass, k * kMost, left < kMost ? left : kMost};
-  }
-
-  void take() {
-    for (size_t k; (k = next_.fetch_add(1, std::memory_order_relaxed)) < items_.size();) work(items_[k]);
   }
 
   void work(const Item& item) {
@@ -139,7 +133,6 @@ class Step final {
   std::vector<Open> open_;
   std::vector<Sums> sums_;
   std::vector<Item> items_;
-  std::atomic<size_t> next_{0};
 };
 
 template <class T>

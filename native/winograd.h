@@ -2,8 +2,8 @@
 // of channels in place of 144, one of 3x3 takes 25 in place of 81, one of 2x2 takes 16 in place of 36. Lavin and Gray
 // 2016, "Fast Algorithms for Convolutional Neural Networks", arXiv 1509.09308. Compiled once for each instruction set.
 //
-// A tile becomes 36, 25 or 16 numbers for each channel, its points. They are stored as [point][vector][tile][lane], with
-// room for `capacity` tiles, and vectors of `lanes` channels; channels beyond the last are 0. A filter becomes
+// A tile becomes 36, 25 or 16 numbers for each channel, its points. They are stored as [point][vector][tile][lane],
+// with room for `capacity` tiles, and vectors of `lanes` channels; channels beyond the last are 0. A filter becomes
 // [chunk][point][panel][input channel][2 * lanes output channels], in the order in which it is read; a chunk is some
 // panels.
 #pragma once
@@ -28,7 +28,8 @@ struct Tiles {
 template <class T>
 struct Filter {
   T* data;
-  int64_t out, in, strides[4];
+  int64_t out, in;
+  const int64_t* strides;  // four
 };
 
 // The transforms of one size of tiles, by the matrices A, B and G of the source.

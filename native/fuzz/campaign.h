@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <thread>
 
 #include "batch.h"
 
@@ -59,6 +60,14 @@ inline uint32_t odd_number(Random& random) {
   static constexpr uint32_t kOdd[] = {0,  1,  2,  3,  4,     7,     8,          9,          15,        16,
                                       17, 31, 33, 64, 65535, 65536, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF};
   return random.one_in(2) ? kOdd[random.below(sizeof kOdd / sizeof *kOdd)] : uint32_t(random.below(300));
+}
+
+// A team of new threads, the caller among them.
+inline void run_team(void (*work)(void*), void* data, unsigned threads, unsigned) {
+  std::vector<std::thread> started;
+  for (unsigned i = 1; i < threads; i++) started.emplace_back(work, data);
+  work(data);
+  for (std::thread& thread : started) thread.join();
 }
 
 // The targets; each ends the process by fail() at the first fault.

@@ -1,19 +1,11 @@
 // hw_convolve and hw_convolve_filter with wrong sizes and pointers: refused, or done with nothing touched beside the
 // images, filters and biases. Each lies in memory that is exactly as long as it has to be.
 #include <algorithm>
-#include <thread>
 
 #include "campaign.h"
 
 namespace headway::fuzz {
 namespace {
-
-void team(void (*work)(void*), void* data, unsigned threads, unsigned) {
-  std::vector<std::thread> started;
-  for (unsigned i = 1; i < threads; i++) started.emplace_back(work, data);
-  work(data);
-  for (std::thread& thread : started) thread.join();
-}
 
 Exact numbers(int64_t count, Random& random) {
   Bytes values(size_t(count) * sizeof(float));
@@ -35,7 +27,7 @@ size_t one(Random& random) {
   c.n = size(5), c.height = size(13), c.width = size(13), c.padding = int64_t(random.below(3));
   c.in_channels = size(random.one_in(6) ? 80 : 20), c.out_channels = size(random.one_in(6) ? 140 : 20);
   c.threads = random.one_in(3) ? uint32_t(size(3)) : 1;
-  c.team = random.one_in(2) ? team : nullptr;
+  c.team = random.one_in(2) ? run_team : nullptr;
   const int64_t height = c.height + 2 * c.padding - 2, width = c.width + 2 * c.padding - 2;
   const bool is_empty = height < 1 || width < 1;
   bool must_refuse = is_empty;
@@ -79,7 +71,7 @@ size_t one(Random& random) {
   const Exact& written = of_filter ? filter : output;
   const Bytes first_time(written.data(), written.data() + written.size());
   const Exact again(Bytes(written.size(), 0xA5));
-  c.threads = 1 + uint32_t(random.below(4)), c.team = team;
+  c.threads = 1 + uint32_t(random.below(4)), c.team = run_team;
   if (of_filter) c.filter_gradient = address_of(again) + first;
   else c.output = address_of(again);
   if ((of_filter ? hw_convolve_filter(&c) : hw_convolve(&c)) != 0) fail("a convolution was done once", size_t(c.n));

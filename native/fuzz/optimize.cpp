@@ -1,19 +1,11 @@
 // hw_optimize with wrong sizes, counts, types and pointers: refused with nothing changed, or done with nothing touched
 // beside the tensors. And every other entry of headway.h with NULL where it may not be.
 #include <algorithm>
-#include <thread>
 
 #include "campaign.h"
 
 namespace headway::fuzz {
 namespace {
-
-void team(void (*work)(void*), void* data, unsigned threads, unsigned) {
-  std::vector<std::thread> started;
-  for (unsigned i = 1; i < threads; i++) started.emplace_back(work, data);
-  work(data);
-  for (std::thread& thread : started) thread.join();
-}
 
 // The tensors of one role: exactly as long as they have to be.
 struct Tensors {
@@ -38,7 +30,7 @@ size_t one(Random& random) {
   step.type = uint32_t(random.below(random.one_in(8) ? 4 : 3));
   const bool has_keys = random.one_in(8) ? random.one_in(2) : step.type == HW_BF16 || random.one_in(3);
   step.threads = random.one_in(3) ? 1 + uint32_t(random.below(3)) : 1;
-  step.team = random.one_in(2) ? team : nullptr;
+  step.team = random.one_in(2) ? run_team : nullptr;
   step.n = int64_t(n);
   const size_t scalar = step.type == HW_FP64 ? 8 : 4, width = step.type == HW_BF16 ? 2 : scalar;
   const size_t state = has_keys ? 2 : width;

@@ -274,7 +274,7 @@ def _draw_flops(profile: Profile) -> Panel | None:
         roof = min(peak, bandwidth * intensity)
         note += f", and {format_percent(reached / roof)} of the roof above, set by {bound}"
     if reached > peak:
-        note += " (Winograd's filtering takes fewer products than are counted)"
+        note += " (Winograd's filtering, where it is used, takes fewer products than are counted)"
     roofs = [min(peak, bandwidth * place) if bandwidth > 0 else peak for place in places]
     return panel.lines(
         "flops",

@@ -7,7 +7,7 @@ A tile of 4x4 outputs takes 36 products for each pair of channels in place of 14
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,8 @@ from headway.core.modules import convert_module, replace_modules
 from headway.model import native
 
 MIN_CHANNELS = 16
-"""Fewest input and output channels of a convolution that is changed. With few channels the transforms, which do not
-shrink with the channels on the other side, take longer than the products that they save."""
+"""Fewest input and output channels of a convolution that is changed. The work of the transforms does not shrink with
+the channels on the other side, so that few channels save less. Fewer were not measured."""
 
 TILE_SIDE = 4
 """Side of the largest tiles of the core, in outputs."""
@@ -30,7 +30,7 @@ tiles and 512 channels, both ways take the same time (`bench.winograd`)."""
 
 def can_use_winograd(module: nn.Module) -> bool:
     """Returns True if `use_winograd` would change a layer of this network."""
-    return any(isinstance(layer, nn.Conv2d) and _can_be_changed(layer) for layer in module.modules())
+    return any(_can_be_changed(layer) for layer in module.modules())
 
 
 def use_winograd(module: nn.Module) -> tuple[nn.Module, list[str]]:
@@ -47,10 +47,10 @@ def use_winograd(module: nn.Module) -> tuple[nn.Module, list[str]]:
     changed: list[str] = []
 
     def replace(layer: nn.Module, name: str) -> nn.Module:
-        if not isinstance(layer, nn.Conv2d) or not _can_be_changed(layer):
+        if not _can_be_changed(layer):
             return layer
         changed.append(name)
-        return WinogradConv2d.from_conv(layer)
+        return convert_module(layer, WinogradConv2d)
 
     return replace_modules(module, replace), changed
 
@@ -58,11 +58,6 @@ def use_winograd(module: nn.Module) -> tuple[nn.Module, list[str]]:
 @final
 class WinogradConv2d(nn.Conv2d):
     """A 3x3 convolution by Winograd's filtering. It shares the parameters of the convolution it replaces."""
-
-    @staticmethod
-    def from_conv(conv: nn.Conv2d) -> WinogradConv2d:
-        """Returns a replacement of a convolution that shares its parameters, buffers and hooks."""
-        return convert_module(conv, WinogradConv2d)
 
     # Not `forward`, by which other parts of Headway tell whether a layer is a plain convolution.
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -100,12 +95,13 @@ class _Convolution(torch.autograd.Function):
         )
 
 
-def _can_be_changed(conv: nn.Conv2d) -> bool:
+def _can_be_changed(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
     # A subclass is left alone: what it overrides or adds would be lost. Parametrised layers have one of their own.
-    is_plain = type(conv) is nn.Conv2d
-    is_dense = conv.stride == conv.dilation == (1, 1) and conv.groups == 1 and conv.kernel_size == (3, 3)
-    is_padded = conv.padding_mode == "zeros" and conv.padding in ((0, 0), (1, 1), (2, 2))
-    return is_plain and is_dense and is_padded and min(conv.in_channels, conv.out_channels) >= MIN_CHANNELS
+    if type(layer) is not nn.Conv2d:
+        return False
+    is_dense = layer.stride == layer.dilation == (1, 1) and layer.groups == 1 and layer.kernel_size == (3, 3)
+    is_padded = layer.padding_mode == "zeros" and layer.padding in ((0, 0), (1, 1), (2, 2))
+    return is_dense and is_padded and min(layer.in_channels, layer.out_channels) >= MIN_CHANNELS
 
 
 def _count_tiles(images: Tensor, padding: int) -> int:

@@ -11,10 +11,9 @@ from headway.plan.calibration import MeasuredRun
 from headway.plan.cluster import Device
 from headway.plan.job import compute_mean_work
 
-# Multiplications that Winograd's algorithm saves in a 3x3 convolution: tiles of 4x4 outputs with 36 products in place
-# of 144 (Lavin and Gray 2016, arXiv 1509.09308). cuDNN uses it, and Headway on CPUs, so that fp32 may exceed the peak
-# by that much.
-WINOGRAD = 4
+# Multiplications that Winograd's algorithm saves in a 3x3 convolution: tiles of 4x4 with 16 products in place of 36
+# (Lavin and Gray 2015, arXiv 1509.09308). cuDNN uses it, so that fp32 may exceed the peak by that much.
+WINOGRAD = 2.25
 # Multiply-adds of the layers and of the last phase come from the same dry run, and differ by rounding at most.
 SAME_WORK = 0.01
 # Largest deviation of a calibration from one of its runs, as a factor.
