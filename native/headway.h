@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 #define HW_API __attribute__((visibility("default")))
-#define HW_ABI 8
+#define HW_ABI 9
 
 /* What became of one image; the numbers of headway.data.reference.DecodeStatus, and one more. */
 enum { HW_OK = 0, HW_CHECKSUM = 1, HW_UNDECODABLE = 2, HW_FOREIGN = 3 /* no JPEG: for the reference */ };
@@ -169,6 +169,7 @@ typedef struct {
   int64_t height, width; /* of an input; an output has 2 * padding - 2 more */
   int64_t in_channels, out_channels;
   int64_t padding;        /* 0, 1 or 2 */
+  int64_t tile;           /* side of the tiles, in outputs: 2 to 7; 0: what takes the least time */
   const float* input;     /* [n][height][width][in_channels] */
   const float* filter;    /* hw_convolve: [out][in][3][3], with the strides below */
   const float* bias;      /* hw_convolve: [out_channels]; may be NULL */

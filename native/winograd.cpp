@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "toom_cook.h"
+
 namespace headway {
 namespace HW_ISA {
 namespace {
@@ -41,85 +43,17 @@ HW_INLINE void store(float* to, Vector value, int64_t count) {
   std::memcpy(to, values, size_t(count) * sizeof(float));
 }
 
-template <int rows_, int columns_>
-struct Matrix {
-  static constexpr int rows = rows_, columns = columns_;
-  float at[rows][columns];
-
-  constexpr Matrix<columns, rows> transpose() const {
-    Matrix<columns, rows> out{};
-    for (int i = 0; i < rows; i++)
-      for (int j = 0; j < columns; j++) out.at[j][i] = at[i][j];
-    return out;
-  }
-
-  constexpr bool is_first(int i, int j) const {
-    for (int k = 0; k < j; k++)
-      if (at[i][k] != 0) return false;
-    return true;
-  }
-};
-
-// A^T, B^T and G by Toom and Cook, from the values of polynomials at 0, 1, -1, then 2, then -2, and at infinity.
 template <int tile>
-struct Output;
+struct Output {
+  static constexpr auto m = ToomCook<tile>::make_output();
+};
 template <int tile>
-struct Input;
+struct Input {
+  static constexpr auto m = ToomCook<tile>::make_input();
+};
 template <int tile>
-struct Taps;
-
-template <>
-struct Output<2> {
-  static constexpr Matrix<2, 4> m{{{1, 1, 1, 0}, {0, 1, -1, 1}}};
-};
-template <>
-struct Input<2> {
-  static constexpr Matrix<4, 4> m{{{-1, 0, 1, 0}, {0, 1, 1, 0}, {0, -1, 1, 0}, {0, -1, 0, 1}}};
-};
-template <>
-struct Taps<2> {
-  static constexpr Matrix<4, 3> m{{{-1, 0, 0}, {.5f, .5f, .5f}, {.5f, -.5f, .5f}, {0, 0, 1}}};
-};
-
-template <>
-struct Output<3> {
-  static constexpr Matrix<3, 5> m{{{1, 1, 1, 1, 0}, {0, 1, -1, 2, 0}, {0, 1, 1, 4, 1}}};
-};
-template <>
-struct Input<3> {
-  static constexpr Matrix<5, 5> m{
-      {{2, -1, -2, 1, 0}, {0, -2, -1, 1, 0}, {0, 2, -3, 1, 0}, {0, -1, 0, 1, 0}, {0, 2, -1, -2, 1}}};
-};
-template <>
-struct Taps<3> {
-  static constexpr Matrix<5, 3> m{{{1 / 2.f, 0, 0},
-                                   {-1 / 2.f, -1 / 2.f, -1 / 2.f},
-                                   {-1 / 6.f, 1 / 6.f, -1 / 6.f},
-                                   {1 / 6.f, 1 / 3.f, 2 / 3.f},
-                                   {0, 0, 1}}};
-};
-
-template <>
-struct Output<4> {
-  static constexpr Matrix<4, 6> m{{{1, 1, 1, 1, 1, 0}, {0, 1, -1, 2, -2, 0}, {0, 1, 1, 4, 4, 0}, {0, 1, -1, 8, -8, 1}}};
-};
-template <>
-struct Input<4> {
-  static constexpr Matrix<6, 6> m{{{4, 0, -5, 0, 1, 0},
-                                   {0, -4, -4, 1, 1, 0},
-                                   {0, 4, -4, -1, 1, 0},
-                                   {0, -2, -1, 2, 1, 0},
-                                   {0, 2, -1, -2, 1, 0},
-                                   {0, 4, 0, -5, 0, 1}}};
-};
-template <>
-struct Taps<4> {
-  static constexpr Matrix<6, 3> m{{{1 / 4.f, 0, 0},
-                                   {-1 / 6.f, -1 / 6.f, -1 / 6.f},
-                                   {-1 / 6.f, 1 / 6.f, -1 / 6.f},
-                                   {1 / 24.f, 1 / 12.f, 1 / 6.f},
-                                   {1 / 24.f, -1 / 12.f, 1 / 6.f},
-                                   {0, 0, 1}}};
+struct Taps {
+  static constexpr auto m = ToomCook<tile>::make_taps();
 };
 
 template <class M>
@@ -161,20 +95,18 @@ HW_INLINE void apply_both(const In& in, const Out& out) {
   constexpr int rows = M::m.rows, columns = M::m.columns;
   constexpr std::make_integer_sequence<int, rows> all{};
   Vector half[columns][rows];
-#pragma GCC unroll 6
   for (int x = 0; x < columns; x++) {
     Vector column[columns];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
     for (int y = 0; y < columns; y++) column[y] = in(y, x);
     apply<M>(column, half[x], all);
   }
-#pragma GCC unroll 6
   for (int y = 0; y < rows; y++) {
     Vector row[columns], done[rows];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
     for (int x = 0; x < columns; x++) row[x] = half[x][y];
     apply<M>(row, done, all);
-#pragma GCC unroll 6
+#pragma GCC unroll 9
     for (int x = 0; x < rows; x++) out(y, x, done[x]);
   }
 }
@@ -208,16 +140,15 @@ HW_INLINE bool find_pixels(const Images<T>& images, int64_t image, int64_t top, 
 }
 
 template <int tile, class M>
-HW_INLINE void transform_tiles(const Images<const float>& images, int64_t padding, const Tiles& tiles, int64_t vectors,
-                               float* to) {
+HW_INLINE void transform_tiles(const Images<const float>& images, int64_t padding, const Tiles& tiles,
+                               const Transformed& to) {
   constexpr int rows = M::m.rows, columns = M::m.columns;
-  const int64_t stride = vectors * tiles.capacity * kLanes;
   walk<tile>(tiles, [&](int64_t i, int64_t image, int64_t top, int64_t left) {
     const float* pixels[columns * columns];
     const bool is_inside = find_pixels<columns>(images, image, top - padding, left - padding, pixels);
     for (int64_t c = 0; c < images.channels; c += kLanes) {
-      float* const at = to + (c / kLanes * tiles.capacity + i) * kLanes;
-      const auto put = [&](int y, int x, Vector value) { store(at + (y * rows + x) * stride, value); };
+      float* const at = to.data + (c / kLanes * to.capacity + i) * kLanes;
+      const auto put = [&](int y, int x, Vector value) { store(at + (y * rows + x) * to.point, value); };
       if (is_inside && c + kLanes <= images.channels)
         apply_both<M>([&](int y, int x) { return load(pixels[y * columns + x] + c); }, put);
       else
@@ -232,17 +163,17 @@ HW_INLINE void transform_tiles(const Images<const float>& images, int64_t paddin
 }
 
 template <int tile>
-void input(const Images<const float>& images, int64_t padding, const Tiles& tiles, float* to) {
-  transform_tiles<tile, Input<tile>>(images, padding, tiles, (images.channels + kLanes - 1) / kLanes, to);
+void input(const Images<const float>& images, int64_t padding, const Tiles& tiles, const Transformed& to) {
+  transform_tiles<tile, Input<tile>>(images, padding, tiles, to);
 }
 
 template <int tile>
-void gradient(const Images<const float>& images, const Tiles& tiles, int64_t vectors, float* to) {
-  transform_tiles<tile, Transposed<Output<tile>>>(images, 0, tiles, vectors, to);
+void gradient(const Images<const float>& images, const Tiles& tiles, const Transformed& to) {
+  transform_tiles<tile, Transposed<Output<tile>>>(images, 0, tiles, to);
 }
 
 template <int tile>
-void output(const float* from, int64_t channel, int64_t width, const float* bias, const Tiles& tiles,
+void output(const float* from, int64_t point, int64_t channel, int64_t width, const float* bias, const Tiles& tiles,
             const Images<float>& images) {
   constexpr int span = tile + 2;
   const int64_t end = images.channels < channel + width ? images.channels : channel + width;
@@ -253,7 +184,7 @@ void output(const float* from, int64_t channel, int64_t width, const float* bias
       const float* const at = from + i * width + (c - channel);
       const Vector add = bias ? load(bias + c, end - c) : Vector{};
       apply_both<Output<tile>>(
-          [&](int y, int x) { return load(at + (y * span + x) * tiles.capacity * width); },
+          [&](int y, int x) { return load(at + (y * span + x) * point); },
           [&](int y, int x, Vector value) {
             if (float* const pixel = pixels[y * tile + x]) store(pixel + c, value + add, end - c);
           });
@@ -267,14 +198,14 @@ HW_INLINE int64_t size_of_panel(int64_t out, int64_t p) {
 }
 
 template <int tile>
-void filter(const Filter<const float>& filter, int64_t begin, int64_t end, int64_t in, int64_t chunk, float* to) {
+void filter(const Filter<const float>& filter, int64_t begin, int64_t end, int64_t in, int64_t chunk, int64_t point,
+            float* to) {
   constexpr int span = tile + 2, points = span * span;
   const int64_t panels = (filter.out + kPanel - 1) / kPanel;
   // The taps of a panel's filters lie far apart, and those of neighbouring input channels beside them in a cache line.
   for (int64_t p = 0; p < panels; p++)
     for (int64_t i = begin; i < end; i++) {
-      const int64_t first = p / chunk * chunk, size = panels - first < chunk ? panels - first : chunk;
-      float* const at = to + ((first * points + p - first) * in + i) * kPanel;
+      float* const at = to + p / chunk * points * point + (p % chunk * in + i) * kPanel;
       float taps[9][kPanel] = {};
       for (int64_t k = 0; i < filter.in && k < size_of_panel(filter.out, p); k++) {
         const float* const one = filter.data + (p * kPanel + k) * filter.strides[0] + i * filter.strides[1];
@@ -284,12 +215,13 @@ void filter(const Filter<const float>& filter, int64_t begin, int64_t end, int64
       for (int half = 0; half < kPanel; half += kLanes)
         apply_both<Taps<tile>>(
             [&](int y, int x) { return load(taps[3 * y + x] + half); },
-            [&](int y, int x, Vector value) { store(at + (y * span + x) * size * in * kPanel + half, value); });
+            [&](int y, int x, Vector value) { store(at + (y * span + x) * point + half, value); });
     }
 }
 
 template <int tile>
-void filter_gradient(const float* from, int64_t begin, int64_t end, int64_t in, const Filter<float>& filter) {
+void filter_gradient(const float* from, int64_t point, int64_t begin, int64_t end, int64_t in,
+                     const Filter<float>& filter) {
   constexpr int span = tile + 2;
   const int64_t panels = (filter.out + kPanel - 1) / kPanel;
   for (int64_t p = 0; p < panels; p++)
@@ -298,7 +230,7 @@ void filter_gradient(const float* from, int64_t begin, int64_t end, int64_t in, 
       float taps[9][kPanel];
       for (int half = 0; half < kPanel; half += kLanes)
         apply_both<Transposed<Taps<tile>>>(
-            [&](int y, int x) { return load(at + (y * span + x) * panels * in * kPanel + half); },
+            [&](int y, int x) { return load(at + (y * span + x) * point + half); },
             [&](int y, int x, Vector value) { store(taps[3 * y + x] + half, value); });
       for (int64_t k = 0; k < size_of_panel(filter.out, p); k++) {
         float* const one = filter.data + (p * kPanel + k) * filter.strides[0] + i * filter.strides[1];
@@ -360,11 +292,29 @@ void accumulate(const float* inputs, const float* gradients, int64_t count, int6
   }
 }
 
-template <int tile>
-constexpr TileTransforms kTransforms = {tile,           (tile + 2) * (tile + 2), input<tile>,          gradient<tile>,
-                                        output<tile>, filter<tile>,            filter_gradient<tile>};
+// Of apply_both: the matrix times each column, then times each row of that.
+template <class M>
+constexpr int count_terms() {
+  return M::m.count() * (M::m.columns + M::m.rows);
+}
 
-constexpr Winograd kWinograd = {kLanes, kRows, {kTransforms<2>, kTransforms<3>, kTransforms<4>}, multiply, accumulate};
+template <int tile>
+constexpr TileTransforms kTransforms = {tile,
+                                        (tile + 2) * (tile + 2),
+                                        count_terms<Input<tile>>(),
+                                        count_terms<Output<tile>>(),
+                                        input<tile>,
+                                        gradient<tile>,
+                                        output<tile>,
+                                        filter<tile>,
+                                        filter_gradient<tile>};
+
+constexpr Winograd kWinograd = {
+    kLanes,
+    kRows,
+    {kTransforms<2>, kTransforms<3>, kTransforms<4>, kTransforms<5>, kTransforms<6>, kTransforms<7>},
+    multiply,
+    accumulate};
 
 }  // namespace
 

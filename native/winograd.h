@@ -1,11 +1,11 @@
-// 3x3 convolutions with stride 1 by Winograd's minimal filtering: a tile of 4x4 outputs takes 36 products for each pair
-// of channels in place of 144, one of 3x3 takes 25 in place of 81, one of 2x2 takes 16 in place of 36. Lavin and Gray
+// 3x3 convolutions with stride 1 by Winograd's minimal filtering: a tile of 7x7 outputs takes 81 products for each pair
+// of channels in place of 441, one of 4x4 takes 36 in place of 144, one of 2x2 takes 16 in place of 36. Lavin and Gray
 // 2016, "Fast Algorithms for Convolutional Neural Networks", arXiv 1509.09308. Compiled once for each instruction set.
 //
-// A tile becomes 36, 25 or 16 numbers for each channel, its points. They are stored as [point][vector][tile][lane],
-// with room for `capacity` tiles, and vectors of `lanes` channels; channels beyond the last are 0. A filter becomes
-// [chunk][point][panel][input channel][2 * lanes output channels], in the order in which it is read; a chunk is some
-// panels.
+// A tile of m x m outputs becomes (m + 2) x (m + 2) numbers for each channel, its points. They are stored as
+// [point][vector][tile][lane], with room for `capacity` tiles, and vectors of `lanes` channels; channels beyond the last
+// are 0. A filter becomes [chunk][point][panel][input channel][2 * lanes output channels], in the order in which it is
+// read; a chunk is some panels. From one point to the next it is `point` floats.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,13 @@ struct Images {
 
 // Tiles first .. first + count - 1 of images that have rows x columns tiles each.
 struct Tiles {
-  int64_t rows, columns, first, count, capacity;
+  int64_t rows, columns, first, count;
+};
+
+// Where transformed tiles go: the first of them at `data`.
+struct Transformed {
+  float* data;
+  int64_t capacity, point;
 };
 
 // A filter [out, in, 3, 3]: its strides, in elements, may be negative.
@@ -35,23 +41,29 @@ struct Filter {
 // The transforms of one size of tiles, by the matrices A, B and G of the source.
 struct TileTransforms {
   int tile, points;
+  // Factors that are not 0, in both steps of `input` and of `output`, for one tile and channel.
+  int input_terms, output_terms;
   // B^T d B of the pixels d of each tile, which begins `padding` pixels before its outputs; pixels outside are 0.
-  void (*input)(const Images<const float>& images, int64_t padding, const Tiles& tiles, float* to);
-  // A g A^T of the gradients g of each tile's outputs. `vectors` are those that `to` has.
-  void (*gradient)(const Images<const float>& images, const Tiles& tiles, int64_t vectors, float* to);
+  void (*input)(const Images<const float>& images, int64_t padding, const Tiles& tiles, const Transformed& to);
+  // A g A^T of the gradients g of each tile's outputs.
+  void (*gradient)(const Images<const float>& images, const Tiles& tiles, const Transformed& to);
   // A^T m A + bias, to channels channel .. channel + width - 1. `from` is [point][tile][width].
-  void (*output)(const float* from, int64_t channel, int64_t width, const float* bias, const Tiles& tiles,
-                 const Images<float>& images);
+  void (*output)(const float* from, int64_t point, int64_t channel, int64_t width, const float* bias,
+                 const Tiles& tiles, const Images<float>& images);
   // G g G^T of input channels begin .. end - 1 of `in`.
-  void (*filter)(const Filter<const float>& filter, int64_t begin, int64_t end, int64_t in, int64_t chunk, float* to);
+  void (*filter)(const Filter<const float>& filter, int64_t begin, int64_t end, int64_t in, int64_t chunk,
+                 int64_t point, float* to);
   // G^T u G of input channels begin .. end - 1 of `in`; a chunk of `from` is all panels.
-  void (*filter_gradient)(const float* from, int64_t begin, int64_t end, int64_t in, const Filter<float>& filter);
+  void (*filter_gradient)(const float* from, int64_t point, int64_t begin, int64_t end, int64_t in,
+                          const Filter<float>& filter);
 };
+
+constexpr int kSmallestTile = 2, kLargestTile = 7;
 
 struct Winograd {
   int lanes;
   int rows;  // tiles that `multiply` takes at once: it needs a capacity that is a multiple of them
-  TileTransforms transforms[3];  // of tiles of 2, 3 and 4
+  TileTransforms transforms[kLargestTile - kSmallestTile + 1];
 
   // At one point, for one panel: to [tile][width] = tiles [vector][tile][lane] times filter [input channel][2 * lanes].
   void (*multiply)(const float* tiles, int64_t count, int64_t capacity, const float* filter, int64_t in, float* to,

@@ -26,6 +26,7 @@ size_t one(Random& random) {
   c.size = sizeof c;
   c.n = size(5), c.height = size(13), c.width = size(13), c.padding = int64_t(random.below(3));
   c.in_channels = size(random.one_in(6) ? 80 : 20), c.out_channels = size(random.one_in(6) ? 140 : 20);
+  c.tile = random.one_in(4) ? 0 : int64_t(2 + random.below(6));
   c.threads = random.one_in(3) ? uint32_t(size(3)) : 1;
   c.team = random.one_in(2) ? run_team : nullptr;
   const int64_t height = c.height + 2 * c.padding - 2, width = c.width + 2 * c.padding - 2;
@@ -52,14 +53,15 @@ size_t one(Random& random) {
   if (random.one_in(4)) {
     must_refuse = true;
     const int64_t wrong = kWrong[random.below(4)];
-    switch (random.below(8)) {
+    switch (random.below(9)) {
       case 0: c.size = odd_number(random), must_refuse = is_empty || c.size != sizeof c; break;
       case 1: c.threads = random.one_in(2) ? 0 : UINT32_MAX; break;
       case 2: c.n = wrong; break;
       case 3: (random.one_in(2) ? c.height : c.width) = wrong; break;
       case 4: (random.one_in(2) ? c.in_channels : c.out_channels) = wrong; break;
       case 5: c.padding = random.one_in(2) ? -1 : INT64_MAX; break;
-      case 6: random.one_in(2) ? c.input = nullptr : c.output = nullptr; break;
+      case 6: c.tile = random.one_in(2) ? 1 : random.one_in(2) ? 8 : wrong ? wrong : -2; break;
+      case 7: random.one_in(2) ? c.input = nullptr : c.output = nullptr; break;
       default: of_filter ? c.filter_gradient = nullptr : c.filter = nullptr;
     }
   }

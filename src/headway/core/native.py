@@ -15,7 +15,7 @@ from typing import Any
 
 LIBRARY = Path(__file__).parents[1] / "data/libheadway.so"
 # Has to equal `hw_abi()` in native/: a library built from other sources would crash on changed arguments.
-ABI = 8
+ABI = 9
 FIX = (
     "install a C++ compiler, cmake and the headers of libjpeg-turbo (on Debian: g++ cmake libjpeg62-turbo-dev), and "
     "then headway again"

@@ -25,7 +25,7 @@ class _NativeConvolution(ctypes.Structure):
     # The layout of `hw_convolution` in native/headway.h; `size` lets the core refuse a caller with another layout.
     _fields_ = [
         *((name, c_uint32) for name in ("size", "threads")),
-        *((name, c_int64) for name in ("n", "height", "width", "in_channels", "out_channels", "padding")),
+        *((name, c_int64) for name in ("n", "height", "width", "in_channels", "out_channels", "padding", "tile")),
         *((name, c_void_p) for name in ("input", "filter", "bias", "output", "filter_gradient")),
         ("strides", c_int64 * 4),
         ("team", c_void_p),
@@ -45,7 +45,7 @@ def is_available() -> bool:
     return _load_library() is not None
 
 
-def convolve(images: Tensor, weight: Tensor, bias: Tensor | None, *, padding: int) -> Tensor:
+def convolve(images: Tensor, weight: Tensor, bias: Tensor | None, *, padding: int, tile: int = 0) -> Tensor:
     """Convolves images with 3x3 filters, stride 1, and zeros around the images.
 
     Args:
@@ -53,6 +53,7 @@ def convolve(images: Tensor, weight: Tensor, bias: Tensor | None, *, padding: in
         weight: float32 [K, C, 3, 3].
         bias: float32 [K]; None: no bias.
         padding: zeros on each side, 0 to 2.
+        tile: side of the tiles, in outputs, 2 to 7; 0: what takes the least time.
 
     Returns:
         float32 [N, K, H + 2 * padding - 2, W + 2 * padding - 2], channels last.
@@ -64,32 +65,40 @@ def convolve(images: Tensor, weight: Tensor, bias: Tensor | None, *, padding: in
     if bias is not None:
         fits = fits and bias.is_cpu and bias.dtype == torch.float32 and bias.shape == weight.shape[:1]
     _check(fits, images, weight)
-    return _convolve(images, weight.shape[0], weight.data_ptr(), weight.stride(), bias, padding)
+    return _convolve(images, weight.shape[0], weight.data_ptr(), weight.stride(), bias, padding, tile)
 
 
-def compute_input_gradient(grad: Tensor, weight: Tensor, *, padding: int) -> Tensor:
+def compute_input_gradient(grad: Tensor, weight: Tensor, *, padding: int, tile: int = 0) -> Tensor:
     """Returns the gradient of the images of `convolve`, from that of its output: float32 [N, K, H', W']."""
     _check(weight.shape[0] == grad.shape[1], grad, weight)
     # The same convolution with every filter mirrored, and input and output channels swapped.
     out_step, in_step, row_step, column_step = weight.stride()
     last_tap = weight.data_ptr() + (KERNEL_SIDE - 1) * (row_step + column_step) * weight.element_size()
     strides = (in_step, out_step, -row_step, -column_step)
-    return _convolve(grad, weight.shape[1], last_tap, strides, None, KERNEL_SIDE - 1 - padding)
+    return _convolve(grad, weight.shape[1], last_tap, strides, None, KERNEL_SIDE - 1 - padding, tile)
 
 
-def compute_weight_gradient(grad: Tensor, images: Tensor, weight: Tensor, *, padding: int) -> Tensor:
+def compute_weight_gradient(
+    grad: Tensor, images: Tensor, weight: Tensor, *, padding: int, tile: int = 0
+) -> Tensor:
     """Returns the gradient of the filters of `convolve`, with their shape and strides, from that of its output."""
     images, grad = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (images, grad))
     expected = _find_output_shape(images, weight.shape[0], padding)
     _check(weight.shape[1] == images.shape[1] and tuple(grad.shape) == expected, images, weight)
     gradient = torch.empty_like(weight)
     pointers = (images.data_ptr(), None, None, grad.data_ptr(), gradient.data_ptr())
-    _call("hw_convolve_filter", images, weight.shape[0], padding, pointers, gradient.stride())
+    _call("hw_convolve_filter", images, weight.shape[0], (padding, tile), pointers, gradient.stride())
     return gradient
 
 
 def _convolve(
-    images: Tensor, num_outputs: int, first_tap: int, strides: tuple[int, ...], bias: Tensor | None, padding: int
+    images: Tensor,
+    num_outputs: int,
+    first_tap: int,
+    strides: tuple[int, ...],
+    bias: Tensor | None,
+    padding: int,
+    tile: int,
 ) -> Tensor:
     images = images.contiguous(memory_format=torch.channels_last)
     shape = _find_output_shape(images, num_outputs, padding)
@@ -97,7 +106,7 @@ def _convolve(
     # It must live until the call returns.
     bias = None if bias is None else bias.contiguous()
     pointers = (images.data_ptr(), first_tap, None if bias is None else bias.data_ptr(), output.data_ptr(), None)
-    _call("hw_convolve", images, num_outputs, padding, pointers, strides)
+    _call("hw_convolve", images, num_outputs, (padding, tile), pointers, strides)
     return output
 
 
@@ -125,7 +134,7 @@ def _call(
     name: str,
     images: Tensor,
     num_outputs: int,
-    padding: int,
+    padding_and_tile: tuple[int, int],
     pointers: tuple[int | None, ...],
     strides: tuple[int, ...],
 ) -> None:
@@ -135,13 +144,13 @@ def _call(
     request = _NativeConvolution(
         ctypes.sizeof(_NativeConvolution),
         torch.get_num_threads(),
-        *(n, height, width, channels, num_outputs, padding),
+        *(n, height, width, channels, num_outputs, *padding_and_tile),
         *pointers,
         (c_int64 * 4)(*strides),
         native.find_gomp(),
     )
     if getattr(library, name)(request):
-        raise _build_error(images, num_outputs, padding)
+        raise _build_error(images, num_outputs, padding_and_tile[0])
 
 
 def _build_error(images: Tensor, num_outputs: int, padding: int) -> UsageError:
