@@ -78,9 +78,7 @@ def compute_input_gradient(grad: Tensor, weight: Tensor, *, padding: int, tile: 
     return _convolve(grad, weight.shape[1], last_tap, strides, None, KERNEL_SIDE - 1 - padding, tile)
 
 
-def compute_weight_gradient(
-    grad: Tensor, images: Tensor, weight: Tensor, *, padding: int, tile: int = 0
-) -> Tensor:
+def compute_weight_gradient(grad: Tensor, images: Tensor, weight: Tensor, *, padding: int, tile: int = 0) -> Tensor:
     """Returns the gradient of the filters of `convolve`, with their shape and strides, from that of its output."""
     images, grad = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (images, grad))
     expected = _find_output_shape(images, weight.shape[0], padding)
