@@ -35,7 +35,10 @@ from headway.model.winograd import WinogradConv2d
 aten = torch.ops.aten
 ROUNDS = 9
 ERROR_BATCH = 4
-"""Images of the comparison with float64."""
+"""Images of the comparison with float64, in tiles of the side that the core chooses for the whole batch."""
+
+TILES = (2, 3, 4, 5, 6, 7)
+"""Sides of the core's tiles, in outputs."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,18 @@ def list_shapes(network: Network) -> list[Shape]:
 Calls = dict[str, Callable[[], object]]
 
 
-def list_calls(shape: Shape, batch: int) -> dict[str, Calls]:
+def find_tile(shape: Shape, batch: int) -> int:
+    """Finds the side of the tiles that the core chooses: those with the same result, bit for bit."""
+    images, weight = make_images(batch, shape.inputs, shape.side), torch.randn(shape.outputs, shape.inputs, 3, 3)
+    chosen = native.convolve(images, weight, None, padding=1)
+    return next(one for one in TILES if native.convolve(images, weight, None, padding=1, tile=one).equal(chosen))
+
+
+def list_calls(shape: Shape, batch: int, tile: int) -> dict[str, Calls]:
     """The three results of a layer, each by both arms, and by matrix products of the same sizes without transforms."""
     images, grad = make_images(batch, shape.inputs, shape.side), make_images(batch, shape.outputs, shape.side)
     weight = torch.randn(shape.outputs, shape.inputs, 3, 3).contiguous(memory_format=torch.channels_last)
-    # Tiles of 2, 3 or 4, whichever takes the fewest products, as the core chooses.
-    sizes = (((tile + 2) ** 2, -(-shape.side // tile)) for tile in (2, 3, 4))
-    points, tiles = min(sizes, key=lambda one: one[0] * one[1] ** 2)
+    points, tiles = (tile + 2) ** 2, -(-shape.side // tile)
     inputs, outputs = (torch.randn(points, batch * tiles**2, n) for n in (shape.inputs, shape.outputs))
     filters = torch.randn(points, shape.inputs, shape.outputs)
 
@@ -116,7 +124,7 @@ def list_calls(shape: Shape, batch: int) -> dict[str, Calls]:
     }
 
 
-def measure_errors(shape: Shape) -> tuple[float, float]:
+def measure_errors(shape: Shape, tile: int) -> tuple[float, float]:
     """Returns the largest relative error of the three results, ours and PyTorch's."""
     images, grad = (make_images(ERROR_BATCH, n, shape.side) for n in (shape.inputs, shape.outputs))
     weight = torch.randn(shape.outputs, shape.inputs, 3, 3)
@@ -128,9 +136,9 @@ def measure_errors(shape: Shape) -> tuple[float, float]:
 
     exact = run(images.double(), weight.double(), grad.double())
     ours = [
-        native.convolve(images, weight, None, padding=1),
-        native.compute_input_gradient(grad, weight, padding=1),
-        native.compute_weight_gradient(grad, images, weight, padding=1),
+        native.convolve(images, weight, None, padding=1, tile=tile),
+        native.compute_input_gradient(grad, weight, padding=1, tile=tile),
+        native.compute_weight_gradient(grad, images, weight, padding=1, tile=tile),
     ]
     errors = [
         max(float((one - right).norm() / right.norm()) for one, right in zip(found, exact, strict=True))
@@ -144,24 +152,25 @@ def bench_layers(folder: Path, options: argparse.Namespace) -> list[Claim]:
     claims = []
     for name, network in NETWORKS.items():
         rounds, batch = (2, 2) if options.quick else (ROUNDS, network.batch)
-        rows = [("channels", "side", "result", "torch ms", "ours ms", "products ms", "torch over ours")]
+        rows = [("channels", "side", "tile", "result", "torch ms", "ours ms", "products ms", "torch over ours")]
         sums = {arm: [0.0] * rounds for arm in ("torch", "ours", "products")}
-        shapes = list_shapes(network)
-        for shape in shapes:
-            for result, calls in list_calls(shape, batch).items():
+        tiles = {shape: find_tile(shape, batch) for shape in list_shapes(network)}
+        for shape, tile in tiles.items():
+            for result, calls in list_calls(shape, batch, tile).items():
                 taken = take_turns(calls, rounds, warm=1)
                 for arm, times in taken.items():
                     sums[arm] = [a + b for a, b in zip(sums[arm], times, strict=True)]
                 middle = {arm: median(times)[0] for arm, times in taken.items()}
                 shown = [f"{1e3 * value:.1f}" for value in middle.values()]
                 ratio = median(divide(taken["torch"], taken["ours"]))[0]
-                rows.append((f"{shape.inputs} to {shape.outputs}", str(shape.side), result, *shown, f"{ratio:.2f}"))
+                layer = (f"{shape.inputs} to {shape.outputs}", str(shape.side), str(tile))
+                rows.append((*layer, result, *shown, f"{ratio:.2f}"))
         print(f"{name}, {batch} images, {torch.get_num_threads()} threads")
         table(rows)
-        errors = [measure_errors(shape) for shape in shapes]
+        errors = [measure_errors(shape, tile) for shape, tile in tiles.items()]
         for kind, against in (("layers", "torch"), ("limit", "products")):
             claims.append(claim(f"winograd_{kind}_{name}", divide(sums[against], sums["ours"])))
-        theirs = f"PyTorch's {max(error for _, error in errors):.2g}; largest of {len(shapes)} shapes"
+        theirs = f"PyTorch's {max(error for _, error in errors):.2g}; largest of {len(tiles)} shapes"
         claims.append(Claim(f"winograd_error_{name}", max(error for error, _ in errors), "", theirs))
     return claims
 
