@@ -9,7 +9,8 @@ time_ratio_tta     seconds of Headway over the port's, training and the evaluati
 time_ratio         the same for training alone, without views
 time_vs_record     as time_ratio_tta, against the port of the record
 
-The clock is the same for all: it runs from the first batch of the first epoch to the end of the last step,
+On a CPU, all arms keep freed memory in the process, as Headway does: the ports' steps take 1.2 to 1.5 times as long
+without it. The clock is the same for all: it runs from the first batch of the first epoch to the end of the last step,
 augmentation, optimizer and averages included. It leaves out reading and decoding into memory, building the network,
 whitening, compiling and warming up. The ports' pixels are normalised and padded before the clock starts; Headway's
 within it.
@@ -22,9 +23,10 @@ A ratio is void, and printed as such, unless
   time within 10 % in both arms.
 
 A run may take most of an hour. Each finished run is appended to the results file, and a later call continues from
-there. Runs of a port count as long as its files and its arguments are unchanged; ours as long as the recipe,
-airbench.py, ours.py and all files of src/headway that their process had imported by its end are unchanged. So the arms
-of a pair may come from different times; the fixed piece of work tells if the machine had the same speed.
+there. Runs of a port count as long as arm.py, its files and its arguments are unchanged; ours as long as the recipe,
+arm.py, airbench.py, ours.py, the native core and all files of src/headway that their process had imported by its end
+are unchanged. So the arms of a pair may come from different times; the fixed piece of work tells if the machine had the
+same speed.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ import torch
 import yaml
 
 from bench._accuracy import airbench, cifar, ours
-from bench._accuracy.arm import METHODS, ArmEndedError, run
+from bench._accuracy.arm import METHODS, ArmEndedError, native_sources, run
 from bench._accuracy.costs import method_cost, recipe_cost
 from bench._accuracy.results import FOLDER, Results, commit, digest, hashes, sources, this_machine
 from bench._arms import ROOT
@@ -53,7 +55,7 @@ from headway.core.statistics import compute_interval
 
 ARMS = ("port", "headway", "record")
 LIBRARY = ROOT / "src/headway"
-PORT, RECORD, OURS = (ROOT / f"bench/_accuracy/{name}.py" for name in ("airbench", "record", "ours"))
+PORT, RECORD, OURS, ARM = (ROOT / f"bench/_accuracy/{name}.py" for name in ("airbench", "record", "ours", "arm"))
 NAMES = {"port": "the port", "record": "the record's port"}
 WITH_VIEWS = ("accuracy_tta", 0.910, "with the views")
 EXPECTED = {"port": (WITH_VIEWS, ("accuracy", 0.899, "without views")), "record": (WITH_VIEWS,)}
@@ -93,9 +95,9 @@ def settings_of(arm: str, asked_of: dict[str, dict[str, Any]]) -> str:
     """What a kept run of an arm has to share to count: what it is asked, and of ours, the recipe and the port too; but
     for what it imports of Headway."""
     if arm != "headway":
-        return digest([asked_of[arm], sources(ROOT, [PORT] if arm == "port" else [PORT, RECORD])])
+        return digest([asked_of[arm], sources(ROOT, [ARM, PORT] if arm == "port" else [ARM, PORT, RECORD])])
     values = yaml.safe_load(ours.RECIPE.read_text(encoding="utf-8"))  # its comments do not count
-    return digest([asked_of[arm], values, sources(ROOT, [PORT, OURS])])
+    return digest([asked_of[arm], values, sources(ROOT, [ARM, PORT, OURS])])
 
 
 def code_of(files: list[str]) -> str | None:
@@ -115,7 +117,7 @@ def kept_runs(results: Results, arm: str, asked_of: dict[str, dict[str, Any]], *
 def jobs(options: argparse.Namespace, results: Results, data: Path) -> dict[str, dict[str, Any]]:
     """What each arm is asked to do, but for the seed."""
     widths = QUICK_WIDTHS if options.quick else airbench.WIDTHS
-    here, port_code = this_machine(), sources(ROOT, [PORT])
+    here, port_code = this_machine(), sources(ROOT, [ARM, PORT])
     chosen = next(iter(results.where(arm="choose", machine=here, code=port_code)), None)
     if chosen is None and options.quick:
         chosen = {"precision": "fp32", "compiled": False, "step_ms": {}}  # a compilation takes longer than all else
@@ -159,7 +161,7 @@ def one_round(results: Results, asked_of: dict[str, dict[str, Any]], seed: int, 
     for arm in ARMS if seed % 2 else ARMS[::-1]:
         if kept_runs(results, arm, asked_of, seed=seed):
             continue
-        settings, before = settings_of(arm, asked_of), hashes(ROOT, LIBRARY.rglob("*.py"))
+        settings, before = settings_of(arm, asked_of), hashes(ROOT, [*LIBRARY.rglob("*.py"), *native_sources()])
         print(f"seed {seed}, {arm}: since {time.strftime('%H:%M')}", file=sys.stderr)
         try:
             found = run(arm=arm, packed=str(data), seed=seed, **asked_of[arm])

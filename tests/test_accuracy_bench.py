@@ -251,6 +251,7 @@ def test_kept_runs_of_another_recipe_or_port_do_not_count(tmp_path: Path, monkey
     before = now()
     other = time_to_accuracy.ROOT / "bench/_common.py"
     for place, name, file, voided in (
+        (time_to_accuracy, "ARM", other, [True, True, True]),
         (time_to_accuracy, "PORT", other, [True, True, True]),
         (time_to_accuracy, "RECORD", other, [False, False, True]),
         (time_to_accuracy, "OURS", other, [False, True, False]),
@@ -299,9 +300,9 @@ def test_an_arm_says_what_it_has_imported_of_the_library() -> None:
     code = "from bench._accuracy.arm import imported; print(*imported())"
     done = subprocess.run([sys.executable, "-c", code], cwd=time_to_accuracy.ROOT, capture_output=True, check=True)
     found = done.stdout.decode().split()
-    assert {"src/headway/training/trainer.py", "src/headway/__init__.py"} <= set(found)
+    assert {"src/headway/training/trainer.py", "src/headway/__init__.py", "native/winograd.cpp"} <= set(found)
     assert "src/headway/report/landscape.py" not in found
-    assert not [one for one in found if not one.startswith("src/headway/")]
+    assert not [one for one in found if not one.startswith(("src/headway/", "native/"))]
 
 
 @pytest.mark.parametrize(
