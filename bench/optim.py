@@ -61,7 +61,7 @@ SLOW: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Muon, fp32": lambda p: optim.Muon(p, 1e-3, ns_precision="fp32"),
 }
 """Products of matrices, not passes over memory: in an eighth of the rounds, at least five, and in a quick run with the
-largest filters left out."""
+largest filters left out. SOAP is timed by the same rule."""
 OWNERS = {ranks: f"Muon, busiest of {ranks} ranks" for ranks in (2, 4)}
 SOAP_OLD, SOAP_NEW, SOAP = "SOAP, same bases", "SOAP, new bases", "SOAP, mean of 10 steps"
 NEW_BASES_EVERY = 10

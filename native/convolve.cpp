@@ -10,10 +10,11 @@
 namespace headway {
 namespace {
 
-// Tiles that a thread takes at once. 24 to 48 are as fast on a core with 512 kB of second-level cache; 96 take half as
-// long again with 256 channels.
+// Tiles that a thread takes at once. On two cores with AVX2 and 512 kB of second-level cache, 24 to 60 are as fast with
+// tiles of 4x4 and of 7x7; 96 take half as long again with 256 channels.
 constexpr int64_t kBlockTiles = 36;
-// Output channels that are transformed back at once: with 36 tiles, their products take 330 kB.
+// Output channels that are transformed back at once: the products of 36 tiles of 4x4 take 330 kB, of 7x7 750 kB. On the
+// same cores 128 channels take a tenth longer.
 constexpr int64_t kChunkChannels = 64;
 // The gradient of a filter sums over parts of the tiles. Inputs and gradients of a part, transformed, take so much
 // memory, to stay in a cache that cores share; but a part has at least so many tiles.
@@ -21,10 +22,10 @@ constexpr int64_t kGradientBytes = 4 << 20, kFewestTiles = 32;
 // Tiles of a part that a thread transforms at once.
 constexpr int64_t kSharedTiles = 8;
 // Between points lies a cache line more than they need: without it, the numbers of one tile at all points often meet in
-// the same few lines of a cache. It saves 6 % of the time.
+// the same few lines of a cache. It saves 6 % of the time on those cores.
 constexpr int64_t kGap = 16;
 // A term of a tile's transforms takes as long as two products, and to transform a filter takes as long as the products
-// of so many tiles: fitted to 60 timings of layers of 64 to 512 channels, 8 and 512 images.
+// of so many tiles: from timings of all tiles on those cores, layers of 24 to 512 channels, 8 and 512 images.
 constexpr int64_t kTermProducts = 2, kFilterTiles = 50;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -98,12 +99,14 @@ void convolve(const hw_convolution& c) {
   const int64_t chunk = std::min(plan.panels, kChunkChannels / plan.panel), width = chunk * plan.panel;
   const int64_t panel = plan.in * plan.panel, input_point = capacity * plan.in + kGap;
   const int64_t product_point = capacity * width + kGap;
-  // Of whole chunks, though the last may have fewer panels.
+  // Of whole chunks, though the last one may have fewer panels.
   const int64_t filter_point = chunk * panel + kGap;
   const Filter<const float> given{c.filter, c.out_channels, c.in_channels, c.strides};
   Floats filter(divide_up(plan.panels, chunk) * points * filter_point);
-  share(c.team, c.threads, plan.vectors, [&](int64_t k, int64_t) {
-    plan.of.filter(given, k * plan.w.lanes, (k + 1) * plan.w.lanes, plan.in, chunk, filter_point, filter.get());
+  share(c.team, c.threads, plan.panels * plan.vectors, [&](int64_t k, int64_t) {
+    const int64_t p = k / plan.vectors, begin = k % plan.vectors * plan.w.lanes;
+    plan.of.filter(given, p, begin, begin + plan.w.lanes, filter_point,
+                   filter.get() + p / chunk * points * filter_point + p % chunk * panel);
   });
   const int64_t scratch = points * (input_point + product_point);
   Floats memory(scratch * c.threads);
@@ -137,7 +140,6 @@ void convolve_filter(const hw_convolution& c) {
   const int64_t panel = plan.in * plan.panel, filter_point = plan.panels * panel + kGap;
   const int64_t input_point = capacity * plan.in + kGap, gradient_point = capacity * plan.out + kGap;
   Floats filter(points * filter_point), inputs(points * input_point), gradients(points * gradient_point);
-  filter.clear();
   gradients.clear();  // the last panel may have more channels than the images
   const Images<const float> in{c.input, c.height, c.width, c.in_channels};
   const Images<const float> out{c.output, plan.height, plan.width, c.out_channels};
@@ -153,12 +155,13 @@ void convolve_filter(const hw_convolution& c) {
       const int64_t at = k / plan.panels, p = k % plan.panels;
       plan.w.accumulate(inputs.get() + at * input_point,
                         gradients.get() + at * gradient_point + p * capacity * plan.panel, count, capacity, plan.in,
-                        filter.get() + at * filter_point + p * panel);
+                        first == 0, filter.get() + at * filter_point + p * panel);
     });
   }
   const Filter<float> gradient{c.filter_gradient, c.out_channels, c.in_channels, c.strides};
-  share(c.team, c.threads, plan.vectors, [&](int64_t k, int64_t) {
-    plan.of.filter_gradient(filter.get(), filter_point, k * lanes, (k + 1) * lanes, plan.in, gradient);
+  share(c.team, c.threads, plan.panels * plan.vectors, [&](int64_t k, int64_t) {
+    const int64_t p = k / plan.vectors, begin = k % plan.vectors * lanes;
+    plan.of.filter_gradient(filter.get() + p * panel, filter_point, p, begin, begin + lanes, gradient);
   });
 }
 

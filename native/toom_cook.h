@@ -42,7 +42,7 @@ struct ToomCook {
   struct Polynomial {
     double at[span];
   };
-  static constexpr Polynomial multiply(int left) {
+  static constexpr Polynomial multiply_without(int left) {
     Polynomial out{};
     out.at[0] = 1;
     for (int p = 0; p < finite; p++) {
@@ -65,7 +65,7 @@ struct ToomCook {
   static constexpr Matrix<span, span> make_input() {
     Matrix<span, span> out{};
     for (int i = 0; i < span; i++) {
-      const Polynomial row = multiply(i);
+      const Polynomial row = multiply_without(i);
       for (int j = 0; j < span; j++) out.at[i][j] = float(row.at[j]);
     }
     return out;

@@ -198,46 +198,39 @@ HW_INLINE int64_t size_of_panel(int64_t out, int64_t p) {
 }
 
 template <int tile>
-void filter(const Filter<const float>& filter, int64_t begin, int64_t end, int64_t in, int64_t chunk, int64_t point,
-            float* to) {
-  constexpr int span = tile + 2, points = span * span;
-  const int64_t panels = (filter.out + kPanel - 1) / kPanel;
+void filter(const Filter<const float>& filter, int64_t panel, int64_t begin, int64_t end, int64_t point, float* to) {
+  constexpr int span = tile + 2;
   // The taps of a panel's filters lie far apart, and those of neighbouring input channels beside them in a cache line.
-  for (int64_t p = 0; p < panels; p++)
-    for (int64_t i = begin; i < end; i++) {
-      float* const at = to + p / chunk * points * point + (p % chunk * in + i) * kPanel;
-      float taps[9][kPanel] = {};
-      for (int64_t k = 0; i < filter.in && k < size_of_panel(filter.out, p); k++) {
-        const float* const one = filter.data + (p * kPanel + k) * filter.strides[0] + i * filter.strides[1];
-        for (int y = 0; y < 3; y++)
-          for (int x = 0; x < 3; x++) taps[3 * y + x][k] = one[y * filter.strides[2] + x * filter.strides[3]];
-      }
-      for (int half = 0; half < kPanel; half += kLanes)
-        apply_both<Taps<tile>>(
-            [&](int y, int x) { return load(taps[3 * y + x] + half); },
-            [&](int y, int x, Vector value) { store(at + (y * span + x) * point + half, value); });
+  for (int64_t i = begin; i < end; i++) {
+    float taps[9][kPanel] = {};
+    for (int64_t k = 0; i < filter.in && k < size_of_panel(filter.out, panel); k++) {
+      const float* const one = filter.data + (panel * kPanel + k) * filter.strides[0] + i * filter.strides[1];
+      for (int y = 0; y < 3; y++)
+        for (int x = 0; x < 3; x++) taps[3 * y + x][k] = one[y * filter.strides[2] + x * filter.strides[3]];
     }
+    for (int half = 0; half < kPanel; half += kLanes)
+      apply_both<Taps<tile>>(
+          [&](int y, int x) { return load(taps[3 * y + x] + half); },
+          [&](int y, int x, Vector value) { store(to + (y * span + x) * point + i * kPanel + half, value); });
+  }
 }
 
 template <int tile>
-void filter_gradient(const float* from, int64_t point, int64_t begin, int64_t end, int64_t in,
+void filter_gradient(const float* from, int64_t point, int64_t panel, int64_t begin, int64_t end,
                      const Filter<float>& filter) {
   constexpr int span = tile + 2;
-  const int64_t panels = (filter.out + kPanel - 1) / kPanel;
-  for (int64_t p = 0; p < panels; p++)
-    for (int64_t i = begin; i < end && i < filter.in; i++) {
-      const float* const at = from + (p * in + i) * kPanel;
-      float taps[9][kPanel];
-      for (int half = 0; half < kPanel; half += kLanes)
-        apply_both<Transposed<Taps<tile>>>(
-            [&](int y, int x) { return load(at + (y * span + x) * point + half); },
-            [&](int y, int x, Vector value) { store(taps[3 * y + x] + half, value); });
-      for (int64_t k = 0; k < size_of_panel(filter.out, p); k++) {
-        float* const one = filter.data + (p * kPanel + k) * filter.strides[0] + i * filter.strides[1];
-        for (int y = 0; y < 3; y++)
-          for (int x = 0; x < 3; x++) one[y * filter.strides[2] + x * filter.strides[3]] = taps[3 * y + x][k];
-      }
+  for (int64_t i = begin; i < end && i < filter.in; i++) {
+    float taps[9][kPanel];
+    for (int half = 0; half < kPanel; half += kLanes)
+      apply_both<Transposed<Taps<tile>>>(
+          [&](int y, int x) { return load(from + (y * span + x) * point + i * kPanel + half); },
+          [&](int y, int x, Vector value) { store(taps[3 * y + x] + half, value); });
+    for (int64_t k = 0; k < size_of_panel(filter.out, panel); k++) {
+      float* const one = filter.data + (panel * kPanel + k) * filter.strides[0] + i * filter.strides[1];
+      for (int y = 0; y < 3; y++)
+        for (int x = 0; x < 3; x++) one[y * filter.strides[2] + x * filter.strides[3]] = taps[3 * y + x][k];
     }
+  }
 }
 
 void multiply(const float* tiles, int64_t count, int64_t capacity, const float* filter, int64_t in, float* to,
@@ -268,7 +261,8 @@ void multiply(const float* tiles, int64_t count, int64_t capacity, const float* 
   }
 }
 
-void accumulate(const float* inputs, const float* gradients, int64_t count, int64_t capacity, int64_t in, float* to) {
+void accumulate(const float* inputs, const float* gradients, int64_t count, int64_t capacity, int64_t in, bool is_first,
+                float* to) {
   constexpr int kHalf = kLanes / 2;
   for (int64_t i = 0; i < in; i += kHalf) {
     Vector sum[kHalf][2] = {};
@@ -286,8 +280,8 @@ void accumulate(const float* inputs, const float* gradients, int64_t count, int6
 #pragma GCC unroll 8
     for (int r = 0; r < kHalf; r++) {
       float* const at = to + (i + r) * kPanel;
-      store(at, load(at) + sum[r][0]);
-      store(at + kLanes, load(at + kLanes) + sum[r][1]);
+      store(at, is_first ? sum[r][0] : load(at) + sum[r][0]);
+      store(at + kLanes, is_first ? sum[r][1] : load(at + kLanes) + sum[r][1]);
     }
   }
 }

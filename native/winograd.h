@@ -50,11 +50,10 @@ struct TileTransforms {
   // A^T m A + bias, to channels channel .. channel + width - 1. `from` is [point][tile][width].
   void (*output)(const float* from, int64_t point, int64_t channel, int64_t width, const float* bias,
                  const Tiles& tiles, const Images<float>& images);
-  // G g G^T of input channels begin .. end - 1 of `in`.
-  void (*filter)(const Filter<const float>& filter, int64_t begin, int64_t end, int64_t in, int64_t chunk,
-                 int64_t point, float* to);
-  // G^T u G of input channels begin .. end - 1 of `in`; a chunk of `from` is all panels.
-  void (*filter_gradient)(const float* from, int64_t point, int64_t begin, int64_t end, int64_t in,
+  // G g G^T of a panel's filters, for input channels begin .. end - 1, to [point][input channel][2 * lanes].
+  void (*filter)(const Filter<const float>& filter, int64_t panel, int64_t begin, int64_t end, int64_t point, float* to);
+  // G^T u G of these.
+  void (*filter_gradient)(const float* from, int64_t point, int64_t panel, int64_t begin, int64_t end,
                           const Filter<float>& filter);
 };
 
@@ -68,10 +67,10 @@ struct Winograd {
   // At one point, for one panel: to [tile][width] = tiles [vector][tile][lane] times filter [input channel][2 * lanes].
   void (*multiply)(const float* tiles, int64_t count, int64_t capacity, const float* filter, int64_t in, float* to,
                    int64_t width);
-  // At one point, for one panel: to [input channel][2 * lanes] += inputs [vector][tile][lane], transposed, times
-  // gradients, of which this panel is two vectors.
+  // At one point, for one panel: to [input channel][2 * lanes] = inputs [vector][tile][lane], transposed, times
+  // gradients, of which this panel is two vectors; plus what was there, unless this is the first part.
   void (*accumulate)(const float* inputs, const float* gradients, int64_t count, int64_t capacity, int64_t in,
-                     float* to);
+                     bool is_first, float* to);
 };
 
 // For the instruction set of make_worker().

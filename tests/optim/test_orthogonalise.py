@@ -25,7 +25,7 @@ from headway.optim.orthogonalise import (
 
 LAST_DISTANCE, MARGIN = 0.25, 1.03
 REACH = 0.00275
-"""Singular values over the largest one from which four rounds bring them into [0.75, 1.25]."""
+"""Singular values over the Schatten 8-norm from which four rounds bring them into [0.75, 1.25]."""
 
 
 def evaluate(coefficients: tuple[float, float, float], x: Any) -> Any:
@@ -142,13 +142,13 @@ def test_filters_are_flattened_and_keep_their_memory_order() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("size", [2.0**-60, 1.0, 2.0**60])
+@pytest.mark.parametrize("size", [2.0**-80, 2.0**-45, 2.0**-20, 2.0**60])
 def test_zeros_stay_and_no_size_overflows(size: float, precision: Any) -> None:
     matrix = torch.randn(8, 12)
     zeros, found, plain = orthogonalise([torch.zeros(5, 3), size * matrix, matrix], precision=precision)
     assert not zeros.any()
     assert found.isfinite().all()
-    if size > 1:
+    if size > 2.0**-50:  # smaller ones come out smaller
         torch.testing.assert_close(found, plain, rtol=0, atol=1e-6)
 
 

@@ -146,6 +146,12 @@ def test_a_run_with_winograds_filtering_ends_nearly_as_one_without(folder: Path,
         torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-4, msg=name)
 
 
+def test_a_run_says_where_winograds_filtering_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    more = ("epochs=1", "model.factory=headway.model:small_net", "device=cpu", "winograd=true")
+    done = headway("train", folder / "recipe.yaml", "--run", tmp_path / "bf16", "precision=bf16", *more)
+    assert "winograd: true changes nothing in bf16." in done.out + done.err
+
+
 TALKS = """
 from torch import nn
 

@@ -43,7 +43,6 @@ def load_library(signatures: Signatures, *, loss: str) -> ctypes.CDLL | None:
     Args:
         loss: consequence of its absence, for the log.
     """
-    # Read on every call, so that it can change within a process.
     if os.environ.get("HEADWAY_NATIVE") == "0":
         return None
     loaded = _load()

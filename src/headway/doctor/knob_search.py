@@ -365,9 +365,9 @@ class KnobSearch:
             elif recipe.precision == "bf16" and not best and not recipe.half_weights:
                 yield from self._try_loop("fp32", "compute", {"precision": "fp32"}, exact=False, cost=FP32_COST)
             other = not recipe.channels_last
-            name = "channels last" if other else "channels first"
-            yield from self._try_loop(name, "compute", {"channels_last": other})
-            if device.type == "cpu" and recipe.precision == "fp32" and can_use_winograd(job.setup.model):
+            yield from self._try_loop(f"channels {'last' if other else 'first'}", "compute", {"channels_last": other})
+            could_differ = device.type == "cpu" and recipe.precision == "fp32" and recipe.compile is False
+            if could_differ and can_use_winograd(job.setup.model):
                 yield from self._try_loop("Winograd's filtering", "compute", {"winograd": True})
             if recipe.activation_checkpointing is not False:
                 changes, cost = {"activation_checkpointing": False}, "memory for activations"

@@ -100,7 +100,8 @@ def _convolve(
 ) -> Tensor:
     images = images.contiguous(memory_format=torch.channels_last)
     shape = _find_output_shape(images, num_outputs, padding)
-    output = torch.empty(shape, dtype=torch.float32, memory_format=torch.channels_last)
+    # Named, as the caller may have set another default device.
+    output = torch.empty(shape, dtype=torch.float32, device="cpu", memory_format=torch.channels_last)
     # It must live until the call returns.
     bias = None if bias is None else bias.contiguous()
     pointers = (images.data_ptr(), first_tap, None if bias is None else bias.data_ptr(), output.data_ptr(), None)

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from headway.core.modules import convert_module, replace_modules
@@ -22,12 +23,9 @@ MIN_CHANNELS = 16
 """Fewest input and output channels of a convolution that is changed. The work of the transforms does not shrink with
 the channels on the other side, so that few channels save less. Fewer were not measured."""
 
-TILE_SIDE = 4
-"""Side of the largest tiles of the core, in outputs."""
-
-MIN_TILES = 32
+TILE_SIDE, MIN_TILES = 4, 32
 """Fewest tiles of 4x4 outputs in a batch. With fewer, transforming the filters takes longer than the products: at 32
-tiles and 512 channels, both ways take the same time (`bench.winograd`)."""
+tiles and 512 channels, the last layers of `resnet18` in `bench.winograd`, both ways take about the same time."""
 
 
 def can_use_winograd(module: nn.Module) -> bool:
@@ -112,8 +110,11 @@ def _count_tiles(images: Tensor, padding: int) -> int:
 
 
 def _is_native(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    # First: Dynamo and functorch cannot follow the questions below.
+    # First: Dynamo and functorch cannot follow the questions below. A trace must not hold Python, and forward
+    # derivatives are known of torch's operation alone.
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if torch.jit.is_tracing() or forward_ad._current_level >= 0:
         return False
     # Subclasses and modes are to see torch's own operation: those of divided networks, fused sweeps, fake tensors and
     # counters. They may refuse to be asked for more than their type.
@@ -124,5 +125,5 @@ def _is_native(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     given = (input, weight) if bias is None else (input, weight, bias)
     is_fp32 = all(one.is_cpu and one.dtype == torch.float32 and one.layout == torch.strided for one in given)
     # Whatever else is wrong is for torch to say.
-    fits = input.ndim == 4 and input.shape[1] == weight.shape[1]
+    fits = input.ndim == 4 and tuple(weight.shape[1:]) == (input.shape[1], native.KERNEL_SIDE, native.KERNEL_SIDE)
     return is_fp32 and fits and not torch.is_autocast_enabled("cpu") and native.is_available()

@@ -58,6 +58,9 @@ FEWEST_STRIPS = 4
 WIDE = 1.5
 """Columns / rows from which rounds on X X^T need fewer multiplications than rounds on X."""
 
+SMALLEST_TRACE = 1e-30
+"""Of X X^T: matrices with a Frobenius norm below 1e-15 come out smaller than others."""
+
 SMALLEST_SIZE = 1e-4
 """A lower bound of (sum s^8)^(1/4) with sum s^2 = 1, for matrices of up to 200,000 rows. Zeros are divided by it."""
 
@@ -155,8 +158,8 @@ def _iterate(x: Tensor, ns_steps: int) -> Tensor:
     coefficients = [POLYNOMIALS[min(left, last)] for left in reversed(range(ns_steps))]
     upper = UPPER_ENDS[min(ns_steps - 1, last)]
     wide = torch.promote_types(x.dtype, torch.float32)
-    # Divided by its trace first, so that no square leaves the range of the type.
-    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=wide)[..., None, None] + 1e-14
+    # Divided by its trace first, so that no square leaves the range of the type. Zeros are divided by SMALLEST_TRACE.
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=wide)[..., None, None].clamp(min=SMALLEST_TRACE)
     gram = gram.div_(trace)
     square = _multiply_symmetric(gram, gram)
     size = torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True, dtype=wide).sqrt()

@@ -47,6 +47,7 @@ from headway.setup.precision import (
     PrecisionName,
     choose_fastest,
     describe_emulation,
+    explain_unused_winograd,
     measure_precisions,
 )
 from headway.setup.rates import (
@@ -374,6 +375,8 @@ class _SetupBuilder:
             self._resolve("precision", name, reason)
         elif self.fresh and not self.is_dry_run and (warning := describe_emulation(recipe.precision, device)):
             LOG.warning(warning)
+        if self.fresh and (said := explain_unused_winograd(self.loaded.recipe, device)):
+            LOG.info(said)
         return step_seconds
 
     def _try_network(

@@ -237,6 +237,17 @@ def describe_emulation(name: PrecisionName, device: torch.device) -> str:
     return f"Precision: {name} is emulated on this processor, which has no units for it, and slower; auto takes fp32."
 
 
+def explain_unused_winograd(recipe: TrainRecipe, device: torch.device) -> str:
+    """Returns why `winograd` changes nothing in this run; an empty text if it is used, or was not asked for."""
+    reasons = {
+        "on a GPU": device.type != "cpu",
+        f"in {recipe.precision}": recipe.precision != "fp32",
+        "in a compiled network": recipe.compile is not False,
+    }
+    found = next((reason for reason, holds in reasons.items() if holds), "")
+    return f"winograd: true changes nothing {found}." if recipe.winograd and found else ""
+
+
 def measure_precisions(
     model: torch.nn.Module, images: torch.Tensor, recipe: TrainRecipe, device: torch.device, ranks: Ranks | None
 ) -> dict[PrecisionName, float]:

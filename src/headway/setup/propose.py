@@ -232,8 +232,8 @@ def _format_batch_advice(findings: SourceFindings) -> list[str]:
     if findings.samples < MANY_SAMPLES or findings.kind == "value":
         return []
     return [
-        "# Many GPUs want a larger batch, which costs accuracy in as many epochs; less with Muon or SOAP. How far a batch",
-        "# can grow: docs/large-batches.md; the settings: recipes/large-batch.yaml.",
+        "# Many GPUs want a larger batch, which costs accuracy in as many epochs; less with Muon or SOAP. How far a",
+        "# batch can grow: docs/large-batches.md; the settings: recipes/large-batch.yaml.",
     ]
 
 
