@@ -165,12 +165,15 @@ def test_the_port_costs_what_airbench_publishes_and_ours_less() -> None:
 
 
 def test_the_costs_are_those_of_whole_epochs_as_the_loader_serves_them() -> None:
-    # Eight divides the thousand parts that are counted.
     more = ["epochs=8", "evaluate.every_epochs=8", "checkpoint.every_epochs=8", "model.freeze_after.0.after_epochs=3"]
     full = fast_recipe(Path("packed"), more).recipe
     sides = [24] * 4 + [28] * 3 + [32]
     by_epoch = [passes(airbench.WIDTHS, side, epoch < 3) for epoch, side in enumerate(sides)]
     assert recipe_cost(full) == pytest.approx(50_000 * sum(by_epoch))
+    half = fast_recipe(Path("packed"), [*more, "epochs=7.5", "model.freeze_after.0.after_epochs=3.25"]).recipe
+    late = passes(airbench.WIDTHS, 24, True) - passes(airbench.WIDTHS, 24, False)
+    by_epoch[-1] /= 2
+    assert recipe_cost(half) == pytest.approx(50_000 * (sum(by_epoch) + late / 4))
     fine = fast_recipe(Path("packed"), [*more, "data.progressive={start: 24, until_epoch: 4, step: 1}"]).recipe
     assert recipe_cost(fine) == pytest.approx(
         50_000 * sum(passes(airbench.WIDTHS, min(32, 24 + 2 * epoch), epoch < 3) for epoch in range(len(sides)))

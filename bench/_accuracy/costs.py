@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -39,14 +40,16 @@ def method_cost(method: airbench.Method, widths: Sequence[int], epochs: float) -
 
 
 def recipe_cost(recipe: TrainRecipe) -> float:
-    """Of a recipe with `cifar_net`, in thousand parts; the optimizer's own work is not counted: Muon's is 1 %."""
+    """Of a recipe with `cifar_net`; the optimizer's own work is not counted: Muon's is 1 %."""
     widths = tuple(recipe.model.args.get("widths", airbench.WIDTHS))
     assert isinstance(recipe.epochs, float)
     frozen = min((one.after_epochs for one in recipe.model.freeze_after), default=recipe.epochs)
-    total, parts = 0.0, 1000
-    for part in range(parts):
-        epoch, side = part * recipe.epochs / parts, SIDE
+    total = 0.0
+    for epoch in range(math.ceil(recipe.epochs)):
+        side = SIDE
         if recipe.data.progressive is not None:  # a whole epoch has one size, that of its beginning
-            side = compute_progressive_size(recipe.data.progressive, (SIDE, SIDE), epoch // 1)[0]
-        total += passes(widths, side, epoch < frozen)
-    return total / parts * recipe.epochs * SAMPLES
+            side = compute_progressive_size(recipe.data.progressive, (SIDE, SIDE), epoch)[0]
+        part = min(1.0, recipe.epochs - epoch)
+        early = min(part, max(0.0, frozen - epoch))
+        total += early * passes(widths, side, True) + (part - early) * passes(widths, side, False)
+    return total * SAMPLES
