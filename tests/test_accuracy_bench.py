@@ -170,10 +170,10 @@ def test_the_costs_are_those_of_whole_epochs_as_the_loader_serves_them() -> None
     sides = [24] * 4 + [28] * 3 + [32]
     by_epoch = [passes(airbench.WIDTHS, side, epoch < 3) for epoch, side in enumerate(sides)]
     assert recipe_cost(full) == pytest.approx(50_000 * sum(by_epoch))
-    half = fast_recipe(Path("packed"), [*more, "epochs=7.5", "model.freeze_after.0.after_epochs=3.25"]).recipe
-    late = passes(airbench.WIDTHS, 24, True) - passes(airbench.WIDTHS, 24, False)
-    by_epoch[-1] /= 2
-    assert recipe_cost(half) == pytest.approx(50_000 * (sum(by_epoch) + late / 4))
+    longer = fast_recipe(Path("packed"), [*more, "epochs=8.5", "model.freeze_after.0.after_epochs=3.25"]).recipe
+    trained, frozen = (passes(airbench.WIDTHS, 24, is_trained) for is_trained in (True, False))
+    more_by_epoch = [(trained - frozen) / 4, passes(airbench.WIDTHS, 32, False) / 2]
+    assert recipe_cost(longer) == pytest.approx(50_000 * sum(by_epoch + more_by_epoch))
     fine = fast_recipe(Path("packed"), [*more, "data.progressive={start: 24, until_epoch: 4, step: 1}"]).recipe
     assert recipe_cost(fine) == pytest.approx(
         50_000 * sum(passes(airbench.WIDTHS, min(32, 24 + 2 * epoch), epoch < 3) for epoch in range(len(sides)))
