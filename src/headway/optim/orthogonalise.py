@@ -59,7 +59,7 @@ WIDE = 1.5
 """Columns / rows from which rounds on X X^T need fewer multiplications than rounds on X."""
 
 SMALLEST_TRACE = 1e-30
-"""Of X X^T: matrices with a Frobenius norm below 1e-15 come out smaller than others."""
+"""A lower bound of the trace of X X^T: matrices with a Frobenius norm below 1e-15 come out smaller than others."""
 
 SMALLEST_SIZE = 1e-4
 """A lower bound of (sum s^8)^(1/4) with sum s^2 = 1, for matrices of up to 200,000 rows. Zeros are divided by it."""
