@@ -114,7 +114,7 @@ def _is_native(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     # derivatives are known of torch's operation alone.
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    if torch.jit.is_tracing() or forward_ad._current_level >= 0:
+    if torch._C._is_tracing() or forward_ad._current_level >= 0:
         return False
     # Subclasses and modes are to see torch's own operation: those of divided networks, fused sweeps, fake tensors and
     # counters. They may refuse to be asked for more than their type.
