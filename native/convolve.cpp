@@ -14,7 +14,7 @@ namespace {
 // tiles of 4x4 and of 7x7; 96 take half as long again with 256 channels.
 constexpr int64_t kBlockTiles = 36;
 // Output channels that are transformed back at once: the products of 36 tiles of 4x4 take 330 kB, of 7x7 750 kB. On the
-// same cores 128 channels take a tenth longer.
+// same cores 128 channels take 5 % longer.
 constexpr int64_t kChunkChannels = 64;
 // The gradient of a filter sums over parts of the tiles. Inputs and gradients of a part, transformed, take so much
 // memory, to stay in a cache that cores share; but a part has at least so many tiles.
