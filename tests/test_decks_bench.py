@@ -176,7 +176,7 @@ def test_trends_are_worked_out_by_hand() -> None:
 def test_the_page_on_large_batches_has_the_kept_runs() -> None:
     """If it fails, write the new means into the tables of docs/accuracy.md."""
     page, tables = (ROOT / "docs/accuracy.md").read_text(encoding="utf-8"), from_results.read_tables()
-    arms = {"sgd": "SGD |", "linear": "linear", "lars": "+ LARS", "ghost": "+ no decay", "nag": "instead of these: NAG"}
+    arms = {"sgd": "SGD |", "linear": "linear", "lars": "+ LARS", "ghost": "+ no decay", "nag": "NAG"}
     arms |= {"lbsgd": "LBSGD", "muon": "Muon |", "soap": "SOAP |"}
     for arm, title in arms.items():
         batches = (256, 2048, 8192) if arm in ("sgd", "muon", "soap") else (2048, 8192)
