@@ -1,4 +1,4 @@
-"""What bench._accuracy.batch_effects stands on: its recipes, and claims from kept runs."""
+"""What bench.batch_effects stands on: its recipes, and claims from kept runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from bench._accuracy import batch_effects
-from bench._accuracy.batch_effects import ARMS, BATCHES, GROWTH_SEEDS, SAMPLES, Effects, build_recipe, measure_effects
+from bench import batch_effects
 from bench._accuracy.results import Results
+from bench.batch_effects import ARMS, BATCHES, GROWTH_SEEDS, SAMPLES, Effects, build_recipe, measure_effects
 
 from headway.core.recipe import read_recipe
 from headway.setup.recipe import TrainRecipe

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,28 @@ def test_what_the_recipe_refuses_is_not_tried(
         search.search(torch.device("cpu"), quick=False)
     assert seen & {"channels_last", "compile"} == tried
     assert any("compile" in one for one in search.missing) == ("compile" in tried)
+
+
+@pytest.mark.parametrize(
+    ("values", "tried"),
+    [
+        (("model.factory=headway.model:small_net",), True),
+        (("model.factory=headway.model:small_net", "precision=bf16"), False),
+        (("model.factory=headway.model:small_net", "compile=true"), False),
+        (("model={factory: headway.model:small_net, args: {width: 4}}",), False),
+    ],
+)
+def test_winograds_filtering_is_tried_where_it_changes_something(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, values: Sequence[str], tried: bool
+) -> None:
+    """And what it costs is said."""
+    monkeypatch.setattr(KnobSearch, "_measure_ratio", lambda search, text, changes: 0.5)
+    model = ThroughputModel({"input": {}, "loop": {"compute": 1.0}, "stall": {}}, 1.0, 1.0)
+    loop = LoopMeasurement(stated(1.0), {"compute": 1.0}, {}, SyncCounts())
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, ["precision=fp32", "device=cpu", *values]))) as job:
+        offered = KnobSearch(job, model, None, None, None, loop, 0.1, 600).search(torch.device("cpu"), quick=True)
+    costs = [one.cost for one in offered if one.override == "winograd=true"]
+    assert costs == (["rounding: a relative error of up to 7e-5 in 3x3 convolutions"] if tried else [])
 
 
 def test_what_feeds_the_loop_adds_up(recipe: Path) -> None:

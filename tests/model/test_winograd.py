@@ -299,6 +299,41 @@ def test_tensors_that_do_not_fit_are_refused(images: Tensor, weight: Tensor, bia
         native.convolve(images, weight, bias, padding=0)
 
 
+@pytest.mark.parametrize(
+    ("grad", "images", "weight", "padding"),
+    [
+        (torch.randn(1, 5, 3, 3), *FITTING[:2], 0),
+        (torch.randn(4, 3, 3), *FITTING[:2], 0),
+        (torch.randn(1, 4, 3, 3).double(), *FITTING[:2], 0),
+        (torch.randn(1, 4, 3, 3), FITTING[0], torch.randn(4, 4, 5, 5), 0),
+        (torch.randn(1, 4, 3, 3), FITTING[0], torch.randn(4), 0),
+        (torch.randn(1, 4, 9, 9), *FITTING[:2], 3),
+    ],
+)
+def test_gradients_that_do_not_fit_are_refused(grad: Tensor, images: Tensor, weight: Tensor, padding: int) -> None:
+    with pytest.raises(UsageError, match="cannot convolve"):
+        native.compute_input_gradient(grad, weight, padding=padding)
+    with pytest.raises(UsageError, match="cannot convolve"):
+        native.compute_weight_gradient(grad, images, weight, padding=padding)
+
+
+@pytest.mark.parametrize(
+    ("grad", "images"),
+    [
+        (torch.randn(1, 4, 4, 3), FITTING[0]),
+        (torch.randn(2, 4, 3, 3), FITTING[0]),
+        (torch.randn(1, 4, 3, 3), torch.randn(1, 5, 5, 5)),
+        (torch.randn(1, 4, 3, 3), FITTING[0][0]),
+        (torch.randn(1, 4, 3, 3), FITTING[0].double()),
+    ],
+)
+def test_a_gradient_of_other_images_is_refused(grad: Tensor, images: Tensor) -> None:
+    fitting = torch.randn(1, 4, 3, 3)
+    assert native.compute_weight_gradient(fitting, *FITTING[:2], padding=0).shape == FITTING[1].shape
+    with pytest.raises(UsageError, match="cannot convolve"):
+        native.compute_weight_gradient(grad, images, FITTING[1], padding=0)
+
+
 @pytest.mark.parametrize("tile", [-1, 1, 8])
 def test_a_tile_of_another_size_is_refused(tile: int) -> None:
     with pytest.raises(UsageError, match="cannot convolve"):

@@ -454,7 +454,8 @@ LIMITS = [
     (optim.RMSpropSGD, {"lr": 1.0, "rmsprop": 0.1, "steps_per_epoch": 0}, "RMSpropSGD has steps_per_epoch=0"),
     (optim.LBSGD, {"lr": 1.0, "steps_per_epoch": 1, "batch_scale": 1.5}, "LBSGD has batch_scale=1.5"),
     (optim.LBSGD, {"lr": 1.0, "steps_per_epoch": 1, "warmup": "cubic"}, "Set it to one of linear, power2, sqrt, lars"),
-    (optim.Muon, {"lr": 1.0, "ns_steps": 0}, "Muon has ns_steps=0"),
+    (optim.Muon, {"lr": 1.0, "ns_steps": 0}, "Muon has ns_steps=0. Give it a whole number of at least 1"),
+    (optim.Muon, {"lr": 1.0, "ns_steps": 2.5}, "Muon has ns_steps=2.5. Give it a whole number of at least 1"),
     (optim.Muon, {"lr": 1.0, "ns_precision": "fp8"}, "Muon has ns_precision='fp8'. Set it to one of auto, bf16, fp32"),
     (optim.Muon, {"lr": 1.0, "filters": True}, "Muon has a parameter of shape (20000,) among its filters"),
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headway import optim
 from headway.checkpoint.checkpoints import Checkpoint, restore, state_of
 from headway.core.errors import UsageError
-from headway.optim.soap import improve_basis
+from headway.optim.soap import compute_basis, improve_basis
 
 SHAPES = ((8, 8), (6, 2, 3, 1), (5, 40), (40, 5), (30, 50), (7,))
 """Square, a square filter, a long side on either side, two long ones, a bias. Where G G^T has no full rank its
@@ -175,6 +175,23 @@ def test_the_count_of_a_parameter_without_dimensions_lies_on_the_host() -> None:
     for _ in range(2):
         optimizer.step()
     assert int(optimizer.state[parameter]["step"]) == 2
+
+
+def test_where_lapack_does_not_converge_in_float32_it_does_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    covariance = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(0))
+    covariance = covariance @ covariance.mT
+    expected, decompose = compute_basis(covariance), torch.linalg.eigh
+
+    def fail_in_float32(matrix: Tensor) -> Any:
+        if matrix.dtype == torch.float32:
+            raise torch.linalg.LinAlgError("linalg.eigh: the algorithm failed to converge")
+        return decompose(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail_in_float32)
+    found = compute_basis(covariance)
+    assert found.dtype == torch.float32
+    # An eigenvector has no sign of its own.
+    torch.testing.assert_close((found * expected).sum(-2).abs(), torch.ones(2, 6))
 
 
 def test_zeros_and_gradients_that_are_not_finite_raise_nothing() -> None:

@@ -15,6 +15,8 @@ from tests._support import finished, headway, packed_digits, records, refused, w
 
 from headway.checkpoint.checkpoints import Checkpoints
 from headway.setup.compilation import report_graph_breaks
+from headway.setup.precision import explain_unused_winograd
+from headway.training.runs import load_recipe
 
 DROPOUT = "model.factory=net.py:dropout"
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
@@ -150,6 +152,21 @@ def test_a_run_says_where_winograds_filtering_changes_nothing(folder: Path, tmp_
     more = ("epochs=1", "model.factory=headway.model:small_net", "device=cpu", "winograd=true")
     done = headway("train", folder / "recipe.yaml", "--run", tmp_path / "bf16", "precision=bf16", *more)
     assert "winograd: true changes nothing in bf16." in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    ("device", "override", "said"),
+    [
+        ("cpu", "precision=fp32", ""),
+        ("cuda", "precision=fp32", "winograd: true changes nothing on a GPU."),
+        ("cpu", "precision=fp16", "winograd: true changes nothing in fp16."),
+        ("cpu", "compile=true", "winograd: true changes nothing in a compiled network."),
+        ("cuda", "winograd=false", ""),
+    ],
+)
+def test_where_winograds_filtering_changes_nothing(folder: Path, device: str, override: str, said: str) -> None:
+    recipe = load_recipe(folder / "recipe.yaml", ["winograd=true", "precision=fp32", override]).recipe
+    assert explain_unused_winograd(recipe, torch.device(device)) == said
 
 
 TALKS = """

@@ -190,6 +190,8 @@ REFUSED = {
     "no pattern": ("model.freeze_after=[{match: '(', after_epochs: 1}]", "'(' is not a regular expression"),
     "a large shift": ("evaluate.shift=8", "a shift of 8 is no less than the image's side of 8. Set it to at most 7."),
     "a choice among no views": ("evaluate.views_below=0.8", "views_below chooses images for flip and shift"),
+    "no view is chosen": ("evaluate={flip: true, views_below: 0}", "evaluate.views_below must be"),
+    "more than every view": ("evaluate={flip: true, views_below: 1.5}", "evaluate.views_below must be"),
     "a macro-batch that is never full": (
         "optimizer={name: lbsgd, lr: 0.1, batch_scale: 13, warmup_epochs: 1}",
         "optimizer.batch_scale: weights move once in 13 steps, and the run has 12, so nothing would be trained. Set it",

@@ -56,6 +56,7 @@ FP16_COST = "11 bits of precision in forward and backward, and a scaled loss; pa
 FP32_COST = "memory: activations take 32 bits"
 EVALUATE_COST = "fewer evaluations from which the best weights are chosen"
 PACK_COST = "disk space for a copy of the set, whose samples then come in another order"
+WINOGRAD_COST = "rounding: a relative error of up to 7e-5 in 3x3 convolutions"
 PIXELS_COST = "other pixels: compare the accuracy"
 CODE_COST = "a change of your own code; the gain is an upper bound, as if this line took no time"
 COMPILE_COST = "the first step takes longer, for the compilation"
@@ -368,7 +369,7 @@ class KnobSearch:
             yield from self._try_loop(f"channels {'last' if other else 'first'}", "compute", {"channels_last": other})
             could_differ = device.type == "cpu" and recipe.precision == "fp32" and recipe.compile is False
             if could_differ and can_use_winograd(job.setup.model):
-                yield from self._try_loop("Winograd's filtering", "compute", {"winograd": True})
+                yield from self._try_loop("Winograd's filtering", "compute", {"winograd": True}, cost=WINOGRAD_COST)
             if recipe.activation_checkpointing is not False:
                 changes, cost = {"activation_checkpointing": False}, "memory for activations"
                 yield from self._try_loop("no second forward pass", "compute", changes, cost=cost)

@@ -41,8 +41,9 @@ def _load_library() -> ctypes.CDLL | None:
 
 
 def is_available() -> bool:
-    """Returns True if the native core can be used here. The first call logs a warning if it cannot."""
-    return _load_library() is not None
+    """Returns True if the native core can be used here. The first call logs a warning if it is not built."""
+    # Without GNU's OpenMP in torch it has one thread, and is slower than torch with several.
+    return _load_library() is not None and (native.find_gomp() is not None or torch.get_num_threads() == 1)
 
 
 def convolve(images: Tensor, weight: Tensor, bias: Tensor | None, *, padding: int, tile: int = 0) -> Tensor:
@@ -61,16 +62,16 @@ def convolve(images: Tensor, weight: Tensor, bias: Tensor | None, *, padding: in
     Raises:
         UsageError: the tensors do not fit together, or memory cannot be had.
     """
-    fits = images.ndim == 4 and weight.shape[1] == images.shape[1]
+    fits = _can_read(images, weight) and weight.shape[1] == images.shape[1]
     if bias is not None:
         fits = fits and bias.is_cpu and bias.dtype == torch.float32 and bias.shape == weight.shape[:1]
-    _check(fits, images, weight)
+    _require(fits, images, weight)
     return _convolve(images, weight.shape[0], weight.data_ptr(), weight.stride(), bias, padding, tile)
 
 
 def compute_input_gradient(grad: Tensor, weight: Tensor, *, padding: int, tile: int = 0) -> Tensor:
     """Returns the gradient of the images of `convolve`, from that of its output: float32 [N, K, H', W']."""
-    _check(weight.shape[0] == grad.shape[1], grad, weight)
+    _require(_can_read(grad, weight) and weight.shape[0] == grad.shape[1], grad, weight)
     # The same convolution with every filter mirrored, and input and output channels swapped.
     out_step, in_step, row_step, column_step = weight.stride()
     last_tap = weight.data_ptr() + (KERNEL_SIDE - 1) * (row_step + column_step) * weight.element_size()
@@ -80,9 +81,11 @@ def compute_input_gradient(grad: Tensor, weight: Tensor, *, padding: int, tile: 
 
 def compute_weight_gradient(grad: Tensor, images: Tensor, weight: Tensor, *, padding: int, tile: int = 0) -> Tensor:
     """Returns the gradient of the filters of `convolve`, with their shape and strides, from that of its output."""
-    images, grad = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (images, grad))
+    fits = _can_read(images, weight) and weight.shape[1] == images.shape[1]
+    _require(fits, images, weight)
     expected = _find_output_shape(images, weight.shape[0], padding)
-    _check(weight.shape[1] == images.shape[1] and tuple(grad.shape) == expected, images, weight)
+    _require(_can_read(grad, weight) and tuple(grad.shape) == expected, grad, weight)
+    images, grad = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (images, grad))
     gradient = torch.empty_like(weight)
     pointers = (images.data_ptr(), None, None, grad.data_ptr(), gradient.data_ptr())
     _call("hw_convolve_filter", images, weight.shape[0], (padding, tile), pointers, gradient.stride())
@@ -117,12 +120,15 @@ def _find_output_shape(images: Tensor, num_outputs: int, padding: int) -> tuple[
     return n, num_outputs, height + grown, width + grown
 
 
-def _check(fits: bool, images: Tensor, weight: Tensor) -> None:
+def _can_read(images: Tensor, weight: Tensor) -> bool:
     # The core walks flat memory: with a wrong shape or type it would read and write beyond the end of a tensor.
-    tensors = (images, weight)
-    is_native = all(tensor.is_cpu and tensor.dtype == torch.float32 and tensor.ndim == 4 for tensor in tensors)
-    if not fits or not is_native or tuple(weight.shape[2:]) != (KERNEL_SIDE, KERNEL_SIDE):
-        parts = (f"{tuple(one.shape)} of {one.dtype} on {one.device}" for one in tensors)
+    are_native = all(one.is_cpu and one.dtype == torch.float32 and one.ndim == 4 for one in (images, weight))
+    return are_native and tuple(weight.shape[2:]) == (KERNEL_SIDE, KERNEL_SIDE)
+
+
+def _require(fits: bool, images: Tensor, weight: Tensor) -> None:
+    if not fits:
+        parts = (f"{tuple(one.shape)} of {one.dtype} on {one.device}" for one in (images, weight))
         what = f"the native core cannot convolve {' with '.join(parts)}"
         raise UsageError(
             what, fix="Give it float32 tensors on the CPU, 3x3 filters, and a bias for each filter or none."

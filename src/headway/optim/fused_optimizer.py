@@ -352,6 +352,14 @@ def check_ranges(name: str, group: Group, **limits: tuple[float, float]) -> None
             raise UsageError(f"{name} has {option}={value!r}", fix=f"Give it a finite number {span}.")
 
 
+def check_whole_numbers(name: str, group: Group, **least: int) -> None:
+    """Raises UsageError if an option is not an int, or below its least value."""
+    for option, low in least.items():
+        if type(group[option]) is not int or group[option] < low:
+            what = f"{name} has {option}={group[option]!r}"
+            raise UsageError(what, fix=f"Give it a whole number of at least {low}.")
+
+
 def check_betas(name: str, group: Group) -> None:
     """Raises UsageError unless the betas are two numbers in [0, 1)."""
     betas = group["betas"]

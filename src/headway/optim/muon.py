@@ -7,12 +7,11 @@ from functools import partial
 from math import inf
 from typing import Any, final
 
-import torch
 from torch import Tensor
 
 from headway.core.errors import UsageError
 from headway.optim import foreach_ops as ops
-from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
+from headway.optim.fused_optimizer import FusedOptimizer, check_ranges, check_whole_numbers
 from headway.optim.groups import Group
 from headway.optim.lars import build_lars_rule
 from headway.optim.orthogonalise import ProductPrecision, check_precision, count_multiply_adds, orthogonalise
@@ -77,7 +76,8 @@ class Muon(FusedOptimizer):
                 super().add_param_group({**param_group, "params": selected, "filters": filters})
 
     def _check_options(self, group: Group) -> None:
-        check_ranges("Muon", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), ns_steps=(1, inf))
+        check_ranges("Muon", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf))
+        check_whole_numbers("Muon", group, ns_steps=1)
         check_precision("Muon", group["ns_precision"])
         if group["filters"] and (vectors := [param for param in group["params"] if param.ndim < 2]):
             what = f"Muon has a parameter of shape {tuple(vectors[0].shape)} among its filters"
@@ -98,7 +98,7 @@ class Muon(FusedOptimizer):
                 direction = ops.add(inputs.grads, buffers, momentum) if group["nesterov"] else list(buffers)
             # Without batch norm behind the filter this would change the function that the network computes.
             if group["normalise"]:
-                normalise_filters_(inputs, inputs.weights)
+                inputs.normalise_filters_(inputs.weights)
             # The decay is decoupled: it acts on the weights, not on the gradient.
             if decay:
                 ops.scale_(inputs.weights, 1 - lr * decay)
@@ -112,16 +112,3 @@ class Muon(FusedOptimizer):
                 count_multiply_adds, ns_steps=group["ns_steps"], precision=group["ns_precision"]
             ),
         )
-
-
-def normalise_filters_(inputs: StepInputs, filters: list[Tensor]) -> None:
-    """Scales filters to the norm sqrt(out), in place. Filters of zeros stay as they are.
-
-    Args:
-        inputs: those of the step; a skipped one changes nothing.
-        filters: some of its weights.
-    """
-    norms = ops.compute_norms(filters)
-    inverse = 1 / norms.masked_fill(norms == 0, 1.0)
-    factors = ops.multiply(list(inverse.unbind()), [len(weight) ** 0.5 for weight in filters])
-    ops.scale_(filters, inputs.to_coefficients(inputs.gate_decays(torch.stack(factors))))

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from headway.core.errors import UsageError
 from headway.optim import foreach_ops as ops
-from headway.optim.fused_optimizer import FusedOptimizer, check_betas, check_ranges
+from headway.optim.fused_optimizer import FusedOptimizer, check_betas, check_ranges, check_whole_numbers
 from headway.optim.groups import Group
-from headway.optim.muon import normalise_filters_
 from headway.optim.update_rule import StepInputs, UpdateRule
 
 Side = Literal["row", "column"]
@@ -68,10 +67,7 @@ class SOAP(FusedOptimizer):
     def _check_options(self, group: Group) -> None:
         check_ranges("SOAP", group, lr=(0, inf), eps=(0, inf), weight_decay=(0, inf))
         check_betas("SOAP", group)
-        for option, least in (("precondition_every", 1), ("max_dim", 0)):
-            if type(group[option]) is not int or group[option] < least:
-                fix = f"Give it a whole number of at least {least}."
-                raise UsageError(f"SOAP has {option}={group[option]!r}", fix=fix)
+        check_whole_numbers("SOAP", group, precondition_every=1, max_dim=0)
 
     def _build_update_rule(self, group: Group) -> UpdateRule:
         def list_matrices(parameter: Tensor) -> dict[str, int]:
@@ -136,7 +132,7 @@ def _step(inputs: StepInputs) -> None:
     if stepped:
         ops.update_moment_(select(inputs.get_states("exp_avg")), beta1, 1 - beta1, select(grads))
         if group["normalise"] and (filters := [weight for weight in select(weights) if weight.ndim > 2]):
-            normalise_filters_(inputs, filters)
+            inputs.normalise_filters_(filters)
         if group["weight_decay"]:
             ops.scale_(select(weights), 1 - inputs.gate_lr() * group["weight_decay"])
     # On a GPU parameters of one shape go as one batch. On a CPU each goes alone, so that its bits do not depend on what
@@ -194,9 +190,7 @@ def _step_batch(
         covariance = stack(_mean_name(side)).mul_(beta2).add_(outer, alpha=1 - beta2)
         store(_mean_name(side), covariance)
         if not count:
-            # A gradient that is not finite shows in the loss. Here it would end the run with an error of LAPACK's.
-            vectors = torch.linalg.eigh(covariance.nan_to_num(0, 0, 0)).eigenvectors
-            store(_basis_name(side), vectors.flip(-1))
+            store(_basis_name(side), compute_basis(covariance))
         elif count % group["precondition_every"] == 0:
             basis, order = improve_basis(covariance, bases[side])
             store(_basis_name(side), basis)
@@ -205,6 +199,18 @@ def _step_batch(
             moment = moment.gather(axis, indices)
             store("exp_avg_sq", moment)
     return directions
+
+
+def compute_basis(covariance: Tensor) -> Tensor:
+    """Returns the eigenvectors of symmetric matrices [..., n, n], the one of the largest eigenvalue first."""
+    # A gradient that is not finite shows in the loss. Here it would end the run with an error of LAPACK's.
+    finite = covariance.nan_to_num(0, 0, 0)
+    try:
+        vectors: Tensor = torch.linalg.eigh(finite).eigenvectors
+    # A matrix of low rank has many equal eigenvalues, for which LAPACK may not converge in float32.
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # torch exports it without saying so
+        vectors = torch.linalg.eigh(finite.double()).eigenvectors.to(finite.dtype)
+    return vectors.flip(-1)
 
 
 def improve_basis(covariance: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:

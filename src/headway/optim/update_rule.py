@@ -95,6 +95,13 @@ class StepInputs:
         """Returns the factor on a value that is added to a state, or 0 in a skipped step."""
         return factor if self.live is None else factor * self.live
 
+    def normalise_filters_(self, filters: list[Tensor]) -> None:
+        """Scales filters, which are some of the weights, to the norm sqrt(out), in place; those of zeros stay."""
+        norms = ops.compute_norms(filters)
+        inverse = 1 / norms.masked_fill(norms == 0, 1.0)
+        factors = ops.multiply(list(inverse.unbind()), [len(weight) ** 0.5 for weight in filters])
+        ops.scale_(filters, self.to_coefficients(self.gate_decays(torch.stack(factors))))
+
     def count_step(self) -> Tensor:
         """Increments the step counts, and returns them, float64 [n], at least 1. A skipped step does not count."""
         steps = self.get_states("step")

@@ -195,8 +195,8 @@ class TrainRecipe(RecipePart):
     tensor cores."""
     winograd: bool = False
     """On a CPU in fp32, compute 3x3 convolutions with stride 1 by Winograd's minimal filtering: a fifth to a half
-    of the products, at a relative error of 4e-6, and of 6e-5 with tiles of 7x7. On a GPU, in bf16 and in
-    a compiled network it changes nothing. Needs `channels_last`."""
+    of the products, at a relative error of up to 7e-5. On a GPU, in bf16 and in a compiled network it changes nothing.
+    Needs `channels_last`."""
     compile: bool | Literal["graphs", "max-autotune"] = False
     """Compile the network with torch.compile, which makes the first step longer. `graphs`: also replay CUDA graphs.
     `max-autotune`: time several kernels for each operation, which takes minutes."""

@@ -17,7 +17,7 @@ epochs_ratio_N          epochs to 97 % at batch N over those at batch 32
 
 Accuracy does not depend on the machine: each finished run is kept in bench/results/batch_effects.jsonl, with the keys
 study, arm or batch, lr, seed, settings, and a later call does the missing ones. Run it by
-python -m bench._accuracy.batch_effects [--minutes M].
+python -m bench.batch_effects [--minutes M].
 """
 
 from __future__ import annotations
