@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench._accuracy.results import FOLDER, Results
 from tests._support import headway, records
 
 from headway.core.recipe import read_recipe
@@ -105,15 +105,10 @@ def test_the_fast_one_claims_what_was_run() -> None:
     assert "headway train recipes/cifar10-fast.yaml" in head
     _, _, run_here = head.partition("# Run here: ")
     page = (ROOT / "docs/accuracy.md").read_text(encoding="utf-8")
-    lines = (ROOT / "bench/results/time_to_accuracy.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
+    results = Results(FOLDER / "time_to_accuracy.jsonl")
     for arm in ("headway", "port"):
-        newest = [one for one in records if one["arm"] == arm][-1]
-        same = [
-            one
-            for one in records
-            if all(one.get(key) == newest.get(key) for key in ("arm", "machine", "settings", "code"))
-        ]
+        newest = results.where(arm=arm)[-1]
+        same = results.where(**{key: newest.get(key) for key in ("arm", "machine", "settings", "code")})
         for metric in ("accuracy", "accuracy_tta"):
             stated = f"{100 * statistics.fmean(one[metric] for one in same):.2f} %"
             assert stated in run_here, (arm, metric)
