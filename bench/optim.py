@@ -12,6 +12,7 @@ muon_vs_limit          time of Muon over the float32 matrix products of the five
 muon_fp32_vs_limit     the same of Muon(ns_precision="fp32")
 muon_sharded_2, _4     time of the step of the rank with most products, of 2 and 4 that own the optimizer's state, over
                        that of Muon on one rank; the exchange is left out
+muon_vs_fused_sgd      time of Muon over torch.optim.SGD(momentum, weight_decay, fused=True)
 soap_vs_muon           mean time of a step of SOAP over Muon's, with new bases in every tenth step
 
 SOAP's first step, an eigenvalue decomposition, is left out: there is one in a run. Of its other steps those with new
@@ -60,8 +61,9 @@ SLOW: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Muon": lambda p: optim.Muon(p, 1e-3),
     "Muon, fp32": lambda p: optim.Muon(p, 1e-3, ns_precision="fp32"),
 }
-"""Products of matrices, not passes over memory: in an eighth of the rounds, at least five, and in a quick run with the
-largest filters left out. SOAP is timed by the same rule."""
+"""Products of matrices, not passes over memory: in a quarter of the rounds, at least nine, and in a quick run with the
+largest filters left out. SOAP is timed by the same rule, and SGD once more beside them."""
+SLOW_PEER = "torch SGD, fused, in these rounds"
 OWNERS = {ranks: f"Muon, busiest of {ranks} ranks" for ranks in (2, 4)}
 SOAP_OLD, SOAP_NEW, SOAP = "SOAP, same bases", "SOAP, new bases", "SOAP, mean of 10 steps"
 NEW_BASES_EVERY = 10
@@ -154,10 +156,11 @@ def main() -> None:
     arms.clear()
     multiplied = [one for one in shared if not options.quick or one.numel() < QUICK_NUMEL]
     slow: dict[str, Callable[[], object]] = {name: make(multiplied).step for name, make in SLOW.items()}
+    slow[SLOW_PEER] = PEERS["torch SGD, fused"](multiplied).step
     slow[LIMIT] = multiply_only(multiplied)
     owner_arms, counted = build_owner_arms(multiplied)
     slow |= owner_arms | build_soap_arms(multiplied)
-    slow_rounds = 2 if options.quick else max(5, rounds // 8)
+    slow_rounds = 2 if options.quick else max(9, rounds // 4)
     with torch.no_grad():
         taken |= take_turns(slow, slow_rounds, wait, warm=1)
     taken[SOAP] = [
@@ -184,6 +187,7 @@ def main() -> None:
         ("muon_vs_limit", "Muon", LIMIT),
         ("muon_fp32_vs_limit", "Muon, fp32", LIMIT),
         *((f"muon_sharded_{ranks}", arm, "Muon") for ranks, arm in OWNERS.items()),
+        ("muon_vs_fused_sgd", "Muon", SLOW_PEER),
         ("soap_vs_muon", SOAP, "Muon"),
     ):
         middle, low, high = ratio(one, other)

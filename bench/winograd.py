@@ -6,6 +6,7 @@ layers: forward, the gradient of the input and that of the filter, of the 3x3 co
 winograd_layers_NETWORK   PyTorch's seconds over ours, sum of all shapes, forward and backward
 winograd_limit_NETWORK    seconds of the matrix products alone, by torch.bmm, over ours; above 1, ours are faster
 winograd_error_NETWORK    largest relative error of a result against float64 (2-norm); beside it, PyTorch's
+winograd_error_6_NETWORK  the same with tiles of 2x2 to 6x6 in every layer
 
 networks: forward and backward pass of the whole network, channels last.
 
@@ -172,6 +173,8 @@ def bench_layers(folder: Path, options: argparse.Namespace) -> list[Claim]:
             claims.append(claim(f"winograd_{kind}_{name}", divide(sums[against], sums["ours"])))
         theirs = f"PyTorch's {max(error for _, error in errors):.2g}; largest of {len(tiles)} shapes"
         claims.append(Claim(f"winograd_error_{name}", max(error for error, _ in errors), "", theirs))
+        small = [measure_errors(shape, tile)[0] for shape in tiles for tile in TILES[:-1]]
+        claims.append(Claim(f"winograd_error_{TILES[-2]}_{name}", max(small), "", f"{len(tiles)} shapes"))
     return claims
 
 

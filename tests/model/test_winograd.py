@@ -195,6 +195,22 @@ def test_a_gradient_can_be_differentiated() -> None:
         torch.testing.assert_close(right, left, rtol=1e-3, atol=1e-3 * float(left.abs().max()))
 
 
+def test_torch_differentiates_where_the_core_cannot() -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(16, 16, 3, padding=1)
+    model, _ = use_winograd(copy.deepcopy(nn.Sequential(conv)))
+    images, grads = torch.randn(9, 16, 6, 6, requires_grad=True), torch.randn(3, 9, 16, 6, 6)
+    batches = [torch.autograd.grad(one(images), images, grads, is_grads_batched=True)[0] for one in (conv, model)]
+    torch.testing.assert_close(batches[1], batches[0], rtol=1e-4, atol=1e-4)
+    totals = []
+    for one in (conv, model):
+        out = one(images)
+        with MultiplyAddCounter() as counter:
+            out.sum().backward()
+        totals.append(counter.total)
+    assert totals[0] == totals[1] > 0, "operations of a backward pass are counted"
+
+
 def test_only_plain_3x3_convolutions_change() -> None:
     class Own(nn.Conv2d):
         """A subclass, whatever it adds."""

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from headway import optim
+from headway.core.errors import UsageError
 from headway.optim.orthogonalise import orthogonalise
 
 
@@ -24,6 +25,16 @@ def test_a_network_falls_into_filters_and_the_rest() -> None:
     other = optim.Muon(model.parameters(), 0.02)
     other.load_state_dict(optimizer.state_dict())
     assert [group["filters"] for group in other.param_groups] == [True, False]
+
+
+def test_a_group_that_is_refused_leaves_nothing_behind() -> None:
+    optimizer = optim.Muon([nn.Parameter(torch.zeros(4, 3, 2, 2))], 0.02)
+    filters, complex_bias = nn.Parameter(torch.zeros(4, 3, 2, 2)), nn.Parameter(torch.zeros(4, dtype=torch.complex64))
+    with pytest.raises(UsageError, match="dense real parameters"):
+        optimizer.add_param_group({"params": [filters, complex_bias]})
+    with pytest.raises(TypeError, match="ordered"):
+        optimizer.add_param_group({"params": {filters}})
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1]
 
 
 def test_a_state_of_an_earlier_version_gets_the_options_that_came_later() -> None:

@@ -155,7 +155,9 @@ def test_zeros_stay_and_no_size_overflows(size: float, precision: Any) -> None:
 def test_auto_is_one_of_both_and_float64_stays() -> None:
     for rows, is_large in ((SMALLEST_BF16, True), (SMALLEST_BF16 - 1, False)):
         matrix = torch.randn(rows, 140)
-        expected = orthogonalise([matrix], precision="bf16" if is_large and multiplies_bf16("cpu") else "fp32")[0]
+        expected = orthogonalise(
+            [matrix], precision="bf16" if is_large and multiplies_bf16(torch.device("cpu")) else "fp32"
+        )[0]
         assert torch.equal(orthogonalise([matrix])[0], expected)
     assert orthogonalise([matrix.double()], precision="bf16")[0].dtype == torch.float64
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -167,6 +170,25 @@ def test_a_run_says_where_winograds_filtering_changes_nothing(folder: Path, tmp_
 def test_where_winograds_filtering_changes_nothing(folder: Path, device: str, override: str, said: str) -> None:
     recipe = load_recipe(folder / "recipe.yaml", ["winograd=true", "precision=fp32", override]).recipe
     assert explain_unused_winograd(recipe, torch.device(device)) == said
+
+
+def test_without_the_core_a_run_says_that_winograds_filtering_changes_nothing(folder: Path) -> None:
+    program = (
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "from headway.training.runs import load_recipe\n"
+        "from headway.setup.precision import explain_unused_winograd\n"
+        "recipe = load_recipe(Path(sys.argv[1]), ['winograd=true', 'precision=fp32']).recipe\n"
+        "print(explain_unused_winograd(recipe, torch.device('cpu')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, folder / "recipe.yaml"],
+        env=os.environ | {"HEADWAY_NATIVE": "0"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "winograd: true changes nothing without the native core" in done.stdout
 
 
 TALKS = """

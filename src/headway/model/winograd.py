@@ -3,8 +3,8 @@ Neural Networks", arXiv 1509.09308), forward and backward.
 
 A tile of 4x4 outputs takes 36 products for each pair of channels in place of 144, and one of 7x7 takes 81 in place of
 441. PyTorch's convolutions on a CPU (oneDNN) make all of them. For each layer, the core chooses tiles from 2x2 to 7x7
-by what they cost. The relative error in fp32 is below 1e-5; with tiles of 7x7 it is up to
-7e-5. That of a direct sum is up to 2e-6.
+by what they cost. The relative error in fp32 is below 1e-5; with tiles of 7x7 it is up to 7e-5. That of a direct sum
+is up to 2e-6.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         input, weight = ctx.saved_tensors
         needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        # With `create_graph` the gradient is differentiated in turn, and torch knows how.
-        if torch.is_grad_enabled():
+        # With `create_graph` the gradient is differentiated in turn, with `is_grads_batched` it is a batch of them, and
+        # torch knows how.
+        if torch.is_grad_enabled() or _is_watched() or type(grad) is not Tensor:
             settings = ([1, 1], [ctx.padding] * 2, [1, 1], False, [0, 0], 1, [needs_input, needs_weight, needs_bias])
             return *torch.ops.aten.convolution_backward(grad, input, weight, [weight.shape[0]], *settings), None
         # Once for both: a max pool's gradient, for one, may come in another memory format.
@@ -110,20 +111,23 @@ def _count_tiles(images: Tensor, padding: int) -> int:
 
 
 def _is_native(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    # First: Dynamo and functorch cannot follow the questions below. A trace must not hold Python, and forward
-    # derivatives are known of torch's operation alone.
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    if torch._C._is_tracing() or forward_ad._current_level >= 0:
-        return False
-    # Subclasses and modes are to see torch's own operation: those of divided networks, fused sweeps, fake tensors and
-    # counters. They may refuse to be asked for more than their type.
-    if type(input) is not Tensor or type(weight) not in (Tensor, nn.Parameter):
-        return False
-    if torch._C._len_torch_function_stack() or _get_current_dispatch_mode() is not None:
+    # Subclasses are to see torch's own operation, as modes are: those of divided networks, fused sweeps and fake
+    # tensors. They may refuse to be asked for more than their type.
+    if _is_watched() or type(input) is not Tensor or type(weight) not in (Tensor, nn.Parameter):
         return False
     given = (input, weight) if bias is None else (input, weight, bias)
     is_fp32 = all(one.is_cpu and one.dtype == torch.float32 and one.layout == torch.strided for one in given)
     # Whatever else is wrong is for torch to say.
     fits = input.ndim == 4 and tuple(weight.shape[1:]) == (input.shape[1], native.KERNEL_SIDE, native.KERNEL_SIDE)
     return is_fp32 and fits and not torch.is_autocast_enabled("cpu") and native.is_available()
+
+
+def _is_watched() -> bool:
+    """Returns True if a compiler, a transform, a trace or a mode is to see torch's own operation."""
+    # First: Dynamo and functorch cannot follow the questions below. A trace must not hold Python, and forward
+    # derivatives are known of torch's operation alone.
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    if torch._C._is_tracing() or forward_ad._current_level >= 0:
+        return True
+    return torch._C._len_torch_function_stack() > 0 or _get_current_dispatch_mode() is not None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headway.core.errors import UsageError
 from headway.optim import foreach_ops as ops
-from headway.optim.fused_optimizer import FusedOptimizer, check_ranges, require_steps_per_epoch
+from headway.optim.fused_optimizer import FusedOptimizer, check_ranges, check_whole_numbers, require_steps_per_epoch
 from headway.optim.groups import Group
 from headway.optim.internal_schedule import WARMUP_POWERS, LbsgdWarmup
 from headway.optim.update_rule import NativeRule, StepInputs, UpdateRule
@@ -61,10 +61,9 @@ class LBSGD(FusedOptimizer):
         super().__init__(params, options | warmup_options | {"steps_per_epoch": steps_per_epoch, "fused": fused})
 
     def _check_options(self, group: Group) -> None:
-        check_ranges("LBSGD", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), batch_scale=(1, inf))
+        check_ranges("LBSGD", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf))
+        check_whole_numbers("LBSGD", group, batch_scale=1)
         check_ranges("LBSGD", group, warmup_epochs=(0, inf), begin_epoch=(0, inf), steps_per_epoch=(0, inf))
-        if group["batch_scale"] != int(group["batch_scale"]):
-            raise UsageError(f"LBSGD has batch_scale={group['batch_scale']!r}", fix="Give it a whole number.")
         if group["warmup"] not in WARMUP_NAMES:
             raise UsageError(
                 f"LBSGD has warmup={group['warmup']!r}", fix=f"Set it to one of {', '.join(WARMUP_NAMES)}."

@@ -32,11 +32,16 @@ class Muon(FusedOptimizer):
         lr: a number, or a scalar tensor. Filters need a rate far below SGD's, or far above it.
         filters: default of the groups; None: a parameter of three dimensions or more is a filter. The last layers of
             networks are matrices, and train worse with Muon.
+        momentum: share of m that is kept, in [0, 1).
+        nesterov: make the singular values of g + momentum * m equal, in place of those of m.
+        weight_decay: of filters it is decoupled, as above; of all other parameters it is added to the gradient, as by
+            SGD.
         ns_steps: rounds of the Newton-Schulz iteration. Four do what five of Jordan's do.
         ns_precision: precision of its matrix products. `auto`: bf16 on GPUs, as its author does, and on CPUs that
             multiply it natively (AMX); float32 elsewhere.
         normalise: bring the weights of filters to the norm sqrt(out) before each step, as in Jordan's CIFAR-10 record.
             For networks with batch norm after each filter. Filters of zeros have no direction, and stay.
+        fused: step the other parameters by the native core if possible.
 
     Raises:
         UsageError: an option is out of range, or a filter has one dimension.
@@ -67,13 +72,21 @@ class Muon(FusedOptimizer):
             super().add_param_group(param_group)
             return
         params = param_group["params"]
+        if isinstance(params, set):
+            # torch says what is wrong with it.
+            super().add_param_group(param_group)
         params = [params] if isinstance(params, Tensor) else list(params)
-        for filters in (True, False):
-            selected = [
-                param for param in params if ((param[1] if isinstance(param, tuple) else param).ndim > 2) == filters
-            ]
-            if selected:
-                super().add_param_group({**param_group, "params": selected, "filters": filters})
+        count = len(self.param_groups)
+        try:
+            for filters in (True, False):
+                selected = [
+                    param for param in params if ((param[1] if isinstance(param, tuple) else param).ndim > 2) == filters
+                ]
+                if selected:
+                    super().add_param_group({**param_group, "params": selected, "filters": filters})
+        except (UsageError, TypeError, ValueError):
+            del self.param_groups[count:]
+            raise
 
     def _check_options(self, group: Group) -> None:
         check_ranges("Muon", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf))

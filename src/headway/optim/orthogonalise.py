@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import UsageError
+from headway.core.tensor_units import has_bf16_units
 
 ProductPrecision = Literal["auto", "bf16", "fp32"]
 """Precision of matrix products. `auto`: bf16 where the device multiplies it natively, else fp32."""
@@ -66,10 +67,12 @@ SMALLEST_SIZE = 1e-4
 
 
 @cache
-def multiplies_bf16(device_type: str) -> bool:
-    """Returns True if matrix products are several times as fast in bf16 as in fp32 on this machine."""
+def multiplies_bf16(device: torch.device) -> bool:
+    """Returns True if matrix products are several times as fast in bf16 as in fp32 on a device."""
+    if device.type == "cuda":
+        return has_bf16_units(device)
     # AVX-512 alone has products of bf16 too, at no more than twice the rate of fp32.
-    return device_type == "cuda" or (device_type == "cpu" and torch.cpu._is_amx_tile_supported())
+    return device.type == "cpu" and torch.cpu._is_amx_tile_supported()
 
 
 @torch.no_grad()
@@ -107,7 +110,7 @@ def orthogonalise(
 def _is_faster_in_bf16(matrix: Tensor) -> bool:
     # On a CPU a product of bf16 takes a tenth of a millisecond to begin, in which fp32 is done with a small one.
     is_large = not matrix.is_cpu or min(len(matrix), matrix[0].numel()) >= SMALLEST_BF16
-    return is_large and multiplies_bf16(matrix.device.type)
+    return is_large and multiplies_bf16(matrix.device)
 
 
 def count_multiply_adds(matrix: Tensor, ns_steps: int, precision: ProductPrecision) -> int:
@@ -116,7 +119,8 @@ def count_multiply_adds(matrix: Tensor, ns_steps: int, precision: ProductPrecisi
     On CPUs `auto` counts as fp32, so that machines with AMX and without it count alike.
     """
     short, long = sorted((len(matrix), matrix[0].numel()))
-    uses_bf16 = matrix.dtype == torch.float32 and (precision == "bf16" or (precision == "auto" and matrix.is_cuda))
+    is_auto_bf16 = precision == "auto" and matrix.is_cuda and multiplies_bf16(matrix.device)
+    uses_bf16 = matrix.dtype == torch.float32 and (precision == "bf16" or is_auto_bf16)
     # Columns of a symmetric product that are computed, on average over its rows.
     columns = float(short)
     if not matrix.is_cuda and not uses_bf16 and short >= FEWEST_STRIPS * STRIP:

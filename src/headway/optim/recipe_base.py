@@ -58,8 +58,8 @@ class OptimizerRecipe(RecipePart):
     lr: Scalable
     """Learning rate, which the schedule multiplies by its factor. Or {base, per, scale}, to scale it with the batch."""
     weight_decay: NotNegative = 0.0
-    """Weight decay: weight_decay * weight is added to the gradient, or (`adamw`, `lamb`, `novograd`, `muon`, `soap`) to
-    the update."""
+    """Weight decay: weight_decay * weight is added to the gradient, or (`adamw`, `lamb`, `novograd`, `soap`, and
+    the filters of `muon`) to the update."""
     no_decay: bool = False
     """No weight decay for parameters of one dimension: biases, and beta and gamma of norms. True by default for `lars`,
     `lamb`, `lbsgd` and `novograd`."""

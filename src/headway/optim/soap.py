@@ -35,13 +35,16 @@ class SOAP(FusedOptimizer):
 
     Args:
         lr: a number, or a scalar tensor. Adam's rates suit it.
+        betas: shares of m, and of v, L and R, that are kept, in [0, 1).
+        eps: added to sqrt(v).
+        weight_decay: decoupled, as above.
         precondition_every: steps between two updates of the bases; k. The first is an eigenvalue decomposition.
         max_dim: largest number of rows or columns that gets a basis. A basis and its mean of n numbers need 2 n^2.
         normalise: bring the weights of filters (three dimensions or more) to the norm sqrt(out) before each step, as
             `Muon` does. For networks with batch norm after each filter.
 
     Raises:
-        UsageError: an option is out of range.
+        UsageError: an option is out of range; or a step is made while a CUDA graph is captured.
     """
 
     # The scaler then skips a step itself, and the host's count of steps is right.

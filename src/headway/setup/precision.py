@@ -10,8 +10,10 @@ from typing import Any, Literal, final
 import torch
 
 from headway.core.errors import CheckpointError
+from headway.core.tensor_units import has_bf16_units
 from headway.core.untrusted_json import is_number
 from headway.launch.ranks import Ranks
+from headway.model import native
 from headway.optim import MasterWeights
 from headway.optim.split_parameters import SplitParameters, clip_gradients_
 from headway.parallel.owners import Owners
@@ -219,10 +221,10 @@ def list_candidates(device: torch.device, *, scaled: bool = True) -> tuple[Preci
     Args:
         scaled: a loss scale can be used, so that fp16 is allowed.
     """
-    # bf16 only with hardware units: a processor without them takes up to a hundred times as long. GPUs before compute
-    # capability 8.0 get fp16 instead, which saves memory at least.
+    # bf16 only with hardware units: a processor without them takes up to a hundred times as long. GPUs without
+    # get fp16 instead, which saves memory at least.
     if device.type == "cuda":
-        if torch.cuda.get_device_capability(device) >= (8, 0):
+        if has_bf16_units(device):
             return ("fp32", "bf16")
         return ("fp32", "fp16") if scaled else ("fp32",)
     with open("/proc/cpuinfo") as file:
@@ -239,13 +241,18 @@ def describe_emulation(name: PrecisionName, device: torch.device) -> str:
 
 def explain_unused_winograd(recipe: TrainRecipe, device: torch.device) -> str:
     """Returns why `winograd` changes nothing in this run; an empty text if it is used, or was not asked for."""
+    if not recipe.winograd:
+        return ""
     reasons = {
         "on a GPU": device.type != "cpu",
         f"in {recipe.precision}": recipe.precision != "fp32",
         "in a compiled network": recipe.compile is not False,
+        "without the native core, or with several threads where torch has no GNU OpenMP": (
+            device.type == "cpu" and not native.is_available()
+        ),
     }
     found = next((reason for reason, holds in reasons.items() if holds), "")
-    return f"winograd: true changes nothing {found}." if recipe.winograd and found else ""
+    return f"winograd: true changes nothing {found}." if found else ""
 
 
 def measure_precisions(

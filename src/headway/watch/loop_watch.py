@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from headway.core.cpu_count import count_rank_cores
 from headway.core.errors import UsageError
 from headway.core.gloo import gather_json
+from headway.core.tensor_units import has_bf16_units
 from headway.data.batch import Batch
 from headway.data.collated_batch import CollatedBatch
 from headway.data.loader import Loader
@@ -214,7 +215,7 @@ class LoopWatch(Generic[B]):
             threads=torch.get_num_threads(),
             compiled=any(_is_compiled(model) for model in self._models),
             autocast=self._autocast if self._hooks is None else self._hooks.autocast,
-            bf16=is_cuda and torch.cuda.get_device_capability(device) >= (8, 0),
+            bf16=is_cuda and has_bf16_units(device),
             fusable=any(_can_be_fused(optimizer) for optimizer in self._optimizers),
             exchange=_describe_exchange(self._models),
             elsewhere=self._marks.steps_on_other_thread,
