@@ -83,7 +83,8 @@ class _Convolution(torch.autograd.Function):
         needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
         # With `create_graph` the gradient is differentiated in turn, with `is_grads_batched` it is a batch of them, and
         # torch knows how.
-        if torch.is_grad_enabled() or _is_watched() or type(grad) is not Tensor:
+        is_plain = type(grad) is Tensor and not torch._C._functorch.is_legacy_batchedtensor(grad)
+        if torch.is_grad_enabled() or _is_watched() or not is_plain:
             settings = ([1, 1], [ctx.padding] * 2, [1, 1], False, [0, 0], 1, [needs_input, needs_weight, needs_bias])
             return *torch.ops.aten.convolution_backward(grad, input, weight, [weight.shape[0]], *settings), None
         # Once for both: a max pool's gradient, for one, may come in another memory format.
