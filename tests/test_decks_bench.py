@@ -15,7 +15,7 @@ import torch
 import yaml
 from bench._accuracy import batch_error
 from bench._accuracy.batch_arms import SEEDS as TABLE_SEEDS
-from bench._accuracy.batch_arms import Cell
+from bench._accuracy.batch_arms import CELLS, Cell
 from bench._accuracy.batch_worker import run_recipe
 from bench._accuracy.results import Results
 from bench._decks import alexnet, drawing, from_catalog, from_results, statements, studies
@@ -179,7 +179,7 @@ def test_the_page_on_large_batches_has_the_kept_runs() -> None:
     arms = {"sgd": "SGD |", "linear": "linear", "lars": "+ LARS", "ghost": "+ no decay", "nag": "NAG"}
     arms |= {"lbsgd": "LBSGD", "muon": "Muon |", "soap": "SOAP |"}
     for arm, title in arms.items():
-        batches = (256, 2048, 8192) if arm in ("sgd", "muon", "soap") else (2048, 8192)
+        batches = [batch for batch in (256, 2048, 8192) if Cell(batch, arm) in CELLS]
         cells = [describe_spread(tables.accuracies(Cell(batch, arm))) for batch in batches]
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {title}") and "+-" in line]
         for cell in cells:
@@ -187,6 +187,27 @@ def test_the_page_on_large_batches_has_the_kept_runs() -> None:
     curve = from_results.read_curve()
     steps = " | ".join(f"{steps:,.0f}" for _, steps, _ in curve.points())
     assert f"| steps to 60 %, mean of three seeds | {steps} |" in page
+
+
+def test_the_page_of_advice_has_the_kept_runs() -> None:
+    """If it fails, write the new means into the tables of docs/large-batches.md, and into the recipe's head."""
+    page, tables = (ROOT / "docs/large-batches.md").read_text(encoding="utf-8"), from_results.read_tables()
+    titles = {"sgd": "SGD", "linear": "SGD, linear scaling, warm-up", "ghost": "LARS and all other switches"}
+    titles |= {"soap": "SOAP", "muon": "Muon"}
+    means = {cell: tables.mean(cell) for cell in CELLS}
+    for arm, title in titles.items():
+        cells = [means.get(Cell(batch, arm)) for batch in (256, 2048, 8192)]
+        assert f"| {title} |{'|'.join(' ' if one is None else f' {100 * one:.1f} ' for one in cells)}|" in page
+    pairs = {"linear scaling and": ("sgd", "linear"), "LARS |": ("linear", "lars"), "no weight": ("lars", "ghost")}
+    pairs |= {"Muon with": ("ghost", "muon"), "SOAP with": ("ghost", "soap")}
+    for title, (without, with_it) in pairs.items():
+        gains = [100 * (means[Cell(batch, with_it)] - means[Cell(batch, without)]) for batch in (2048, 8192)]
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {title}")]
+        assert line.endswith(f"| {gains[0]:.1f} | {gains[1]:.1f} |")
+    head = (ROOT / "recipes/large-batch.yaml").read_text(encoding="utf-8")
+    assert (
+        f"{100 * means[Cell(2048, 'muon')]:.1f} % at 2,048, where SGD has {100 * means[Cell(256, 'sgd')]:.1f} %" in head
+    )
 
 
 def test_the_page_has_the_error_by_batch() -> None:

@@ -4,6 +4,7 @@ measurement, except two of Muon's after its first runs at 2,048: `lr_rest`, and 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class Job:
     def key(self) -> dict[str, Any]:
         """What a kept run is found by."""
         found = {"bench": "table", **asdict(self.cell), "lr": self.lr, "seed": self.seed}
-        return found | {"settings": settings(self.cell.arm)}
+        return found | {"settings": settings(self.cell)}
 
 
 CELLS = (
@@ -160,7 +161,10 @@ def recomputed(batch: int) -> int:
     return max(1, STATISTICS // batch)
 
 
-def settings(arm: str) -> str:
-    """The code version of an arm: recipe and network. A run of another version does not count."""
-    asked = recipe(Cell(LARGE, arm), 1.0, 0, "packed")
-    return digest([asked, code(narrow)])
+@cache
+def settings(cell: Cell) -> str:
+    """Computes a digest of a cell's recipe and network. A kept run with another one does not count.
+
+    The optimizers' code is no part of it: the commit of each run stands beside its table.
+    """
+    return digest([recipe(cell, 1.0, 0, "packed"), code(narrow)])

@@ -60,7 +60,7 @@ class Job:
         found = {"bench": "curve", "batch": self.batch, "lr": self.lr, "seed": self.seed}
         # Runs of SGD were kept before there were others.
         found |= {} if self.optimizer == "sgd" else {"optimizer": self.optimizer}
-        return found | {"settings": settings(self.optimizer)}
+        return found | {"settings": settings(self.batch, self.optimizer)}
 
 
 def recipe(job: Job, packed: str) -> dict[str, Any]:
@@ -83,9 +83,9 @@ def recipe(job: Job, packed: str) -> dict[str, Any]:
 
 
 @cache
-def settings(optimizer: str = "sgd") -> str:
-    """The code version of these runs."""
-    return digest([recipe(Job(64, 1.0, 0, optimizer), "packed"), code(narrow)])
+def settings(batch: int, optimizer: str = "sgd") -> str:
+    """Computes a digest of recipe and network. A kept run with another one does not count."""
+    return digest([recipe(Job(batch, 1.0, 0, optimizer), "packed"), code(narrow)])
 
 
 def first_grid(batch: int, optimizer: str = "sgd") -> list[float]:
@@ -103,11 +103,13 @@ class Curve:
     """The kept runs of one optimizer, by batch."""
 
     def __init__(self, records: Sequence[dict[str, Any]], optimizer: str = "sgd") -> None:
-        self.optimizer, now = optimizer, settings(optimizer)
+        self.optimizer = optimizer
         steps = dict[CurveRun, float]()
         self._commits: dict[int, list[str]] = {batch: [] for batch in BATCHES}
         for one in records:
-            if one.get("bench") == "curve" and one["settings"] == now and one["batch"] in self._commits:
+            if one.get("bench") != "curve" or one["batch"] not in self._commits:
+                continue
+            if one["settings"] == settings(one["batch"], optimizer):
                 found = None if one["diverged"] else steps_to(one["evaluations"])
                 steps[CurveRun(one["batch"], one["lr"], one["seed"])] = math.inf if found is None else found
                 self._commits[one["batch"]].append(one.get("commit", ""))

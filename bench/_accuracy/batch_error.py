@@ -45,7 +45,7 @@ class ErrorCurve:
         for batch in BATCHES:
             for seed in SEEDS:
                 job = build_job(batch, seed)
-                found = kept.get((batch_arms.settings(job.cell.arm), batch, job.lr, seed))
+                found = kept.get((batch_arms.settings(job.cell), batch, job.lr, seed))
                 if found is not None:
                     self._errors[batch, seed] = 100 * (1 - found["accuracy"])
 

@@ -32,7 +32,7 @@ def fit_critical_batch(steps: Mapping[int, float]) -> tuple[float, float]:
 
 def key(seed: int) -> dict[str, object]:
     """What a kept run is found by."""
-    return {"bench": "noise", "batch": BATCH, "lr": LR, "seed": seed, "settings": batch_curve.settings()}
+    return {"bench": "noise", "batch": BATCH, "lr": LR, "seed": seed, "settings": batch_curve.settings(BATCH)}
 
 
 def run(results: Results, packed: str, options: argparse.Namespace) -> None:

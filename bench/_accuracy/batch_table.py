@@ -47,10 +47,11 @@ class Tables:
     def __init__(self, records: Iterable[dict[str, Any]]) -> None:
         self._runs: dict[Cell, dict[tuple[float, int], float]] = {}
         self._commits: dict[Cell, list[str]] = {}
-        now = {cell.arm: settings(cell.arm) for cell in CELLS}
         for one in records:
-            if one.get("bench") == "table" and now.get(one["arm"]) == one["settings"]:
-                cell = Cell(one["batch"], one["arm"], one["longer"])
+            if one.get("bench") != "table" or one["arm"] not in NAMES:
+                continue
+            cell = Cell(one["batch"], one["arm"], one["longer"])
+            if one["settings"] == settings(cell):
                 self._runs.setdefault(cell, {})[one["lr"], one["seed"]] = one["accuracy"]
                 self._commits.setdefault(cell, []).append(one.get("commit", ""))
 

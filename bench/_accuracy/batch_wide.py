@@ -43,9 +43,9 @@ def recipe(cell: Cell, lr: float, seed: int, packed: str) -> dict[str, Any]:
 
 
 @cache
-def settings(arm: str) -> str:
-    """The code version of an arm."""
-    return digest([recipe(Cell(LARGE, arm), 1.0, 0, "packed"), code(narrow)])
+def settings(cell: Cell) -> str:
+    """Computes a digest of a cell's recipe and network. A kept run with another one does not count."""
+    return digest([recipe(cell, 1.0, 0, "packed"), code(narrow)])
 
 
 @final
@@ -62,7 +62,7 @@ class WideTable:
         self._runs: dict[Cell, dict[tuple[float, int], float]] = {cell: {} for cell in CELLS}
         for one in records:
             cell = Cell(one["batch"], one["arm"]) if one.get("bench") == "wide" else None
-            if cell in self._runs and one["settings"] == settings(one["arm"]):
+            if cell in self._runs and one["settings"] == settings(cell):
                 self._runs[cell][one["lr"], one["seed"]] = one["accuracy"]
 
     def tuned(self, cell: Cell) -> dict[float, float]:
@@ -123,7 +123,7 @@ class WideTable:
 def key(job: Job) -> dict[str, Any]:
     """What a kept run is found by."""
     found = {"bench": "wide", "batch": job.cell.batch, "arm": job.cell.arm, "lr": job.lr, "seed": job.seed}
-    return found | {"settings": settings(job.cell.arm)}
+    return found | {"settings": settings(job.cell)}
 
 
 def run(results: Results, packed: str, options: argparse.Namespace) -> None:
