@@ -14,8 +14,8 @@ import pytest
 import torch
 import yaml
 from bench._accuracy import batch_error
-from bench._accuracy.batch_arms import SEEDS as TABLE_SEEDS
 from bench._accuracy.batch_arms import CELLS, Cell
+from bench._accuracy.batch_arms import SEEDS as TABLE_SEEDS
 from bench._accuracy.batch_worker import run_recipe
 from bench._accuracy.results import Results
 from bench._decks import alexnet, drawing, from_catalog, from_results, statements, studies
