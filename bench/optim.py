@@ -61,7 +61,7 @@ SLOW: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Muon": lambda p: optim.Muon(p, 1e-3),
     "Muon, fp32": lambda p: optim.Muon(p, 1e-3, ns_precision="fp32"),
 }
-"""Products of matrices, not passes over memory: in a quarter of the rounds, at least nine, and in a quick run with the
+"""Products of matrices, not passes over memory: in a quarter of the rounds, at least two, and in a quick run with the
 largest filters left out. SOAP is timed by the same rule, and SGD once more beside them."""
 SLOW_PEER = "torch SGD, fused, in these rounds"
 OWNERS = {ranks: f"Muon, busiest of {ranks} ranks" for ranks in (2, 4)}
@@ -160,7 +160,7 @@ def main() -> None:
     slow[LIMIT] = multiply_only(multiplied)
     owner_arms, counted = build_owner_arms(multiplied)
     slow |= owner_arms | build_soap_arms(multiplied)
-    slow_rounds = 2 if options.quick else max(9, rounds // 4)
+    slow_rounds = max(2, rounds // 4)
     with torch.no_grad():
         taken |= take_turns(slow, slow_rounds, wait, warm=1)
     taken[SOAP] = [

@@ -68,13 +68,11 @@ class Muon(FusedOptimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Adds a group, as every torch optimizer does. A group without `filters` becomes two: filters, and the rest."""
         filters_option = param_group.get("filters", self.defaults["filters"])
-        if filters_option is not None:
+        params = param_group["params"]
+        # A set is torch's to refuse: its order changes between runs.
+        if filters_option is not None or isinstance(params, set):
             super().add_param_group(param_group)
             return
-        params = param_group["params"]
-        if isinstance(params, set):
-            # torch says what is wrong with it.
-            super().add_param_group(param_group)
         params = [params] if isinstance(params, Tensor) else list(params)
         count = len(self.param_groups)
         try:

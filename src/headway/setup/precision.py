@@ -221,8 +221,8 @@ def list_candidates(device: torch.device, *, scaled: bool = True) -> tuple[Preci
     Args:
         scaled: a loss scale can be used, so that fp16 is allowed.
     """
-    # bf16 only with hardware units: a processor without them takes up to a hundred times as long. GPUs without
-    # get fp16 instead, which saves memory at least.
+    # bf16 only with hardware units: a processor without them takes up to a hundred times as long. GPUs
+    # without them get fp16 instead, which saves memory at least.
     if device.type == "cuda":
         if has_bf16_units(device):
             return ("fp32", "bf16")
