@@ -92,8 +92,10 @@ def main() -> None:
 
 
 def settings_of(arm: str, asked_of: dict[str, dict[str, Any]]) -> str:
-    """What a kept run of an arm has to share to count: what it is asked, and of ours, the recipe and the port too; but
-    for what it imports of Headway."""
+    """Computes a digest of what a kept run of an arm has to share to count, but for what it imports of Headway.
+
+    It is what the arm is asked and its files; for Headway also the recipe and the port of airbench94.
+    """
     if arm != "headway":
         return digest([asked_of[arm], sources(ROOT, [ARM, PORT] if arm == "port" else [ARM, PORT, RECORD])])
     values = yaml.safe_load(ours.RECIPE.read_text(encoding="utf-8"))  # its comments do not count
@@ -101,7 +103,7 @@ def settings_of(arm: str, asked_of: dict[str, dict[str, Any]]) -> str:
 
 
 def code_of(files: list[str]) -> str | None:
-    """The version of files of this repository; None where one is not there any more."""
+    """Returns the version of files of this repository; None where one is not there any more."""
     try:
         return sources(ROOT, [ROOT / one for one in files])
     except FileNotFoundError:
@@ -109,13 +111,13 @@ def code_of(files: list[str]) -> str | None:
 
 
 def kept_runs(results: Results, arm: str, asked_of: dict[str, dict[str, Any]], **key: Any) -> list[dict[str, Any]]:
-    """An arm's runs on this machine that count."""
+    """Returns an arm's runs on this machine that count."""
     found = results.where(arm=arm, machine=this_machine(), settings=settings_of(arm, asked_of), **key)
     return [one for one in found if arm != "headway" or one["code"] == code_of(one["imported"])]
 
 
 def jobs(options: argparse.Namespace, results: Results, data: Path) -> dict[str, dict[str, Any]]:
-    """What each arm is asked to do, but for the seed."""
+    """Returns what each arm is asked to do, but for the seed."""
     widths = QUICK_WIDTHS if options.quick else airbench.WIDTHS
     here, port_code = this_machine(), sources(ROOT, [ARM, PORT])
     chosen = next(iter(results.where(arm="choose", machine=here, code=port_code)), None)
@@ -140,7 +142,7 @@ def jobs(options: argparse.Namespace, results: Results, data: Path) -> dict[str,
 
 
 def overrides(quick: bool) -> list[str]:
-    """None, but where the run is cut to a small part."""
+    """Returns the overrides that cut a run to a small part; none for a whole run."""
     if not quick:
         return []
     full = ours.recipe(Path("packed")).recipe
@@ -177,13 +179,13 @@ def one_round(results: Results, asked_of: dict[str, dict[str, Any]], seed: int, 
 
 
 def changed(before: dict[str, str], files: list[str]) -> bool:
-    """Whether one of the files is not what it was before."""
+    """Returns True if one of the files is not what it was before."""
     there = [ROOT / one for one in files if (ROOT / one).exists()]
     return hashes(ROOT, there) != {one: before.get(one) for one in files}
 
 
 def verdict(kept: list[dict[str, Any]], *, views: bool, against: str = "port") -> Verdict:
-    """Of the kept runs of one machine and setting; `kept` may hold other records too."""
+    """Judges the pairs of the kept runs of one machine and setting; `kept` may hold other records too."""
     metric = "accuracy_tta" if views else "accuracy"
     theirs, ours_ = ({one["seed"]: one for one in kept if one.get("arm") == arm} for arm in (against, "headway"))
     pairs = [(theirs[seed], ours_[seed]) for seed in sorted(theirs.keys() & ours_.keys())]
@@ -213,27 +215,27 @@ def verdict(kept: list[dict[str, Any]], *, views: bool, against: str = "port") -
 
 
 def is_steady(port: dict[str, Any], mine: dict[str, Any]) -> bool:
-    """Whether the machine was as fast in one run of a pair as in the other."""
+    """Returns True if the machine was as fast in one run of a pair as in the other."""
     ours_s, theirs_s = (statistics.fmean(one["probe_s"]) for one in (mine, port))
     return abs(ours_s / theirs_s - 1) <= SAME_SPEED
 
 
 def standard_error(one: list[float], other: list[float]) -> float:
-    """Of the difference of the means; 0 for a single run."""
+    """Returns the standard error of the difference of two means; 0 for a single run."""
     if len(one) < 2:
         return 0.0
     return math.sqrt(statistics.variance(one) / len(one) + statistics.variance(other) / len(other))
 
 
 def claim(name: str, ratios: list[float], against: str = "port") -> Claim:
-    """The mean, and beside it the median and the range."""
+    """Returns the mean as a claim, beside it the median and the range."""
     spread = f"median {statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}"
     how = f"mean of {len(ratios)} pairs, {spread}; seconds, Headway over {NAMES[against]}"
     return Claim(name, statistics.fmean(ratios), "", how)
 
 
 def tell(kept: list[dict[str, Any]], options: argparse.Namespace, asked_of: dict[str, dict[str, Any]]) -> None:
-    """Table and claims."""
+    """Prints table and claims."""
     rows = [("seed", "arm", "how", "training s", "views s", "accuracy", "with views", "probe ms")]
     for one in sorted(kept, key=lambda one: (one.get("seed", 0), one["arm"])):
         probe = " ".join(f"{1e3 * value:.1f}" for value in one["probe_s"])

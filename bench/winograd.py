@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,9 @@ ERROR_BATCH = 4
 
 TILES = (2, 3, 4, 5, 6, 7)
 """Sides of the core's tiles, in outputs."""
+
+RESULTS = ("forward", "input", "filter")
+"""Those of a layer: its output, and the gradients of its input and its filter."""
 
 
 @dataclass(frozen=True)
@@ -86,26 +89,42 @@ def list_shapes(network: Network) -> list[Shape]:
 Calls = dict[str, Callable[[], object]]
 
 
-def find_tile(shape: Shape, batch: int) -> int:
+def find_tile(inputs: int, outputs: int, side: int, batch: int) -> int:
     """Finds the side of the tiles that the core chooses: those with the same result, bit for bit."""
-    images, weight = make_images(batch, shape.inputs, shape.side), torch.randn(shape.outputs, shape.inputs, 3, 3)
+    images, weight = make_images(batch, inputs, side), torch.randn(outputs, inputs, 3, 3)
     chosen = native.convolve(images, weight, None, padding=1)
     return next(one for one in TILES if native.convolve(images, weight, None, padding=1, tile=one).equal(chosen))
 
 
-def list_calls(shape: Shape, batch: int, tile: int) -> dict[str, Calls]:
-    """The three results of a layer, each by both arms, and by matrix products of the same sizes without transforms."""
+def find_tiles(shape: Shape, batch: int) -> dict[str, int]:
+    """Finds the side of the tiles of each of a layer's three results."""
+    forward = find_tile(shape.inputs, shape.outputs, shape.side, batch)
+    # The gradient of the input is a convolution from output channels to input channels, with transforms of other sizes.
+    return {
+        "forward": forward,
+        "input": find_tile(shape.outputs, shape.inputs, shape.side, batch),
+        "filter": forward,
+    }
+
+
+def list_calls(shape: Shape, batch: int, tiles: Mapping[str, int]) -> dict[str, Calls]:
+    """Lists the calls of a layer's three results, by both arms, and by the products alone, of the same sizes."""
     images, grad = make_images(batch, shape.inputs, shape.side), make_images(batch, shape.outputs, shape.side)
     weight = torch.randn(shape.outputs, shape.inputs, 3, 3).contiguous(memory_format=torch.channels_last)
-    points, tiles = (tile + 2) ** 2, -(-shape.side // tile)
-    inputs, outputs = (torch.randn(points, batch * tiles**2, n) for n in (shape.inputs, shape.outputs))
-    filters = torch.randn(points, shape.inputs, shape.outputs)
+
+    def make_operands(result: str) -> tuple[Tensor, Tensor, Tensor]:
+        tile = tiles[result]
+        points, count = (tile + 2) ** 2, batch * (-(-shape.side // tile)) ** 2
+        inputs, outputs = (torch.randn(points, count, n) for n in (shape.inputs, shape.outputs))
+        return inputs, outputs, torch.randn(points, shape.inputs, shape.outputs)
 
     def differentiate(*wanted: bool) -> Tensor:
         settings = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [*wanted, False])
         found = aten.convolution_backward(grad, images, weight, *settings)
         return found[0 if wanted[0] else 1]
 
+    inputs, outputs, filters = make_operands("forward")
+    _, input_outputs, input_filters = make_operands("input")
     return {
         "forward": {
             "torch": lambda: F.conv2d(images, weight, padding=1),
@@ -115,7 +134,7 @@ def list_calls(shape: Shape, batch: int, tile: int) -> dict[str, Calls]:
         "input": {
             "torch": lambda: differentiate(True, False),
             "ours": lambda: native.compute_input_gradient(grad, weight, padding=1),
-            "products": lambda: torch.bmm(outputs, filters.transpose(1, 2)),
+            "products": lambda: torch.bmm(input_outputs, input_filters.transpose(1, 2)),
         },
         "filter": {
             "torch": lambda: differentiate(False, True),
@@ -125,8 +144,8 @@ def list_calls(shape: Shape, batch: int, tile: int) -> dict[str, Calls]:
     }
 
 
-def measure_errors(shape: Shape) -> tuple[dict[int, float], float]:
-    """Returns the largest relative error of the three results: ours by the side of the tiles, and PyTorch's."""
+def measure_errors(shape: Shape) -> tuple[dict[int, dict[str, float]], float]:
+    """Returns the relative errors of the three results by the side of the tiles, and PyTorch's largest."""
     images, grad = (make_images(ERROR_BATCH, n, shape.side) for n in (shape.inputs, shape.outputs))
     weight = torch.randn(shape.outputs, shape.inputs, 3, 3)
 
@@ -137,8 +156,8 @@ def measure_errors(shape: Shape) -> tuple[dict[int, float], float]:
 
     exact = run(images.double(), weight.double(), grad.double())
 
-    def compute_error(found: list[Tensor]) -> float:
-        return max(float((one - right).norm() / right.norm()) for one, right in zip(found, exact, strict=True))
+    def compute_errors(found: list[Tensor]) -> list[float]:
+        return [float((one - right).norm() / right.norm()) for one, right in zip(found, exact, strict=True)]
 
     ours = {
         tile: [
@@ -148,7 +167,8 @@ def measure_errors(shape: Shape) -> tuple[dict[int, float], float]:
         ]
         for tile in TILES
     }
-    return {tile: compute_error(found) for tile, found in ours.items()}, compute_error(run(images, weight, grad))
+    by_tile = {tile: dict(zip(RESULTS, compute_errors(found), strict=True)) for tile, found in ours.items()}
+    return by_tile, max(compute_errors(run(images, weight, grad)))
 
 
 def bench_layers(folder: Path, options: argparse.Namespace) -> list[Claim]:
@@ -158,16 +178,16 @@ def bench_layers(folder: Path, options: argparse.Namespace) -> list[Claim]:
         rounds, batch = (2, 2) if options.quick else (ROUNDS, network.batch)
         rows = [("channels", "side", "tile", "result", "torch ms", "ours ms", "products ms", "torch over ours")]
         sums = {arm: [0.0] * rounds for arm in ("torch", "ours", "products")}
-        tiles = {shape: find_tile(shape, batch) for shape in list_shapes(network)}
-        for shape, tile in tiles.items():
-            for result, calls in list_calls(shape, batch, tile).items():
+        tiles = {shape: find_tiles(shape, batch) for shape in list_shapes(network)}
+        for shape in tiles:
+            for result, calls in list_calls(shape, batch, tiles[shape]).items():
                 taken = take_turns(calls, rounds, warm=1)
                 for arm, times in taken.items():
                     sums[arm] = [a + b for a, b in zip(sums[arm], times, strict=True)]
                 middle = {arm: median(times)[0] for arm, times in taken.items()}
                 shown = [f"{1e3 * value:.1f}" for value in middle.values()]
                 ratio = median(divide(taken["torch"], taken["ours"]))[0]
-                layer = (f"{shape.inputs} to {shape.outputs}", str(shape.side), str(tile))
+                layer = (f"{shape.inputs} to {shape.outputs}", str(shape.side), str(tiles[shape][result]))
                 rows.append((*layer, result, *shown, f"{ratio:.2f}"))
         print(f"{name}, {batch} images, {torch.get_num_threads()} threads")
         table(rows)
@@ -175,9 +195,9 @@ def bench_layers(folder: Path, options: argparse.Namespace) -> list[Claim]:
         for kind, against in (("layers", "torch"), ("limit", "products")):
             claims.append(claim(f"winograd_{kind}_{name}", divide(sums[against], sums["ours"])))
         theirs = f"PyTorch's {max(error for _, error in errors.values()):.2g}; largest of {len(tiles)} shapes"
-        chosen = [errors[shape][0][tile] for shape, tile in tiles.items()]
+        chosen = [errors[shape][0][tile][result] for shape in tiles for result, tile in tiles[shape].items()]
         claims.append(Claim(f"winograd_error_{name}", max(chosen), "", theirs))
-        small = [ours[tile] for ours, _ in errors.values() for tile in TILES[:-1]]
+        small = [error for ours, _ in errors.values() for tile in TILES[:-1] for error in ours[tile].values()]
         claims.append(Claim(f"winograd_error_{TILES[-2]}_{name}", max(small), "", f"{len(tiles)} shapes"))
     return claims
 

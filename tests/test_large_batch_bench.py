@@ -202,7 +202,7 @@ def test_the_fastest_optimizer_at_a_large_batch_is_claimed_once_all_are_known() 
     assert isinstance(found, Claim)
     assert (found.name, found.value) == ("epochs_to_60_2048", pytest.approx(110 * 2048 / 50_000, rel=0.01))
     assert "SGD 7.7, LARS 7.0, Muon 4.5, SOAP 4.9" in found.how
-    assert batch_curve.claim_epochs(curves[:3]) == "epochs_to_60_2048: runs are missing"
+    assert batch_curve.claim_epochs(curves[:3]) == "epochs_to_60_2048: needs the curves of SGD, LARS, Muon, SOAP"
     small = [one for batch in batch_curve.BATCHES[:3] for one in reaching(batch, 6400 / batch, optimizer="muon")]
     ended = batch_curve.Curve([*small, *reaching(512, 20, optimizer="muon")], "muon").perfect_to()
     assert isinstance(ended, Claim)

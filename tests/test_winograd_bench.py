@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from bench.winograd import NETWORKS, TILES, Shape, find_tile, list_shapes, make_images
+from bench.winograd import NETWORKS, TILES, Shape, find_tiles, list_shapes, make_images
 
 from headway.model import native
 
@@ -15,9 +15,12 @@ def test_the_layers_are_the_3x3_convolutions_with_stride_1() -> None:
 
 
 def test_every_tile_rounds_in_its_own_way() -> None:
-    """So the result tells which one the core has chosen."""
-    shape = Shape(16, 16, 12)
+    """So the result tells which one the core has chosen, also for the gradient of the input."""
+    shape = Shape(16, 64, 14)
     images, weight = make_images(4, shape.inputs, shape.side), torch.randn(shape.outputs, shape.inputs, 3, 3)
     found = [native.convolve(images, weight, None, padding=1, tile=tile) for tile in TILES]
     assert not any(one.equal(other) for place, one in enumerate(found) for other in found[:place])
-    assert find_tile(shape, 4) in TILES
+    tiles, grad = find_tiles(shape, 4), make_images(4, shape.outputs, shape.side)
+    assert native.convolve(images, weight, None, padding=1).equal(found[TILES.index(tiles["forward"])])
+    gradients = [native.compute_input_gradient(grad, weight, padding=1, tile=tile) for tile in TILES]
+    assert native.compute_input_gradient(grad, weight, padding=1).equal(gradients[TILES.index(tiles["input"])])

@@ -117,26 +117,26 @@ class Curve:
         self.curve = StepsCurve(grids, tuning_seed=TUNING_SEED, seeds=SEEDS, steps=steps)
 
     def at_edge(self, batch: int) -> bool:
-        """Whether the learning rate that was chosen is the lowest or highest tried."""
+        """Returns True if the learning rate that was chosen is the lowest or highest tried."""
         return self.curve.is_at_edge(batch)
 
     def made_by(self) -> str:
-        """The commits of all these runs."""
+        """Names the commits of all these runs."""
         return made_by(one for commits in self._commits.values() for one in commits)
 
     def missing(self) -> list[Job]:
         return [Job(run.batch, run.lr, run.seed, self.optimizer) for run in self.curve.list_missing()]
 
     def steps(self, batch: int) -> float | None:
-        """Mean of the table's seeds; None where one is missing or did not come there."""
+        """Returns the mean of the table's seeds; None where one is missing or did not come there."""
         return self.curve.compute_steps(batch)
 
     def points(self) -> list[tuple[int, float, str]]:
-        """(batch, steps, regime) from the smallest batch on, as far as there is no gap."""
+        """Lists (batch, steps, regime) from the smallest batch on, as far as there is no gap."""
         return [(one.batch, one.steps, one.regime) for one in self.curve.list_points()]
 
     def perfect_to(self) -> Claim | str:
-        """The largest batch of perfect scaling; or why none can be named: what is missing may go on or end it."""
+        """Returns the largest batch of perfect scaling; or why none is named: what is missing may go on or end it."""
         found = self.curve.find_perfect_scaling()
         if found.batch is None:
             return found.how
@@ -149,17 +149,19 @@ class Curve:
         return [(*heading, "commit"), *((*row, made) for row, made in zip(rows, commits, strict=True))]
 
     def panels(self) -> list[Panel]:
-        """The curve with its regimes, and its table."""
+        """Builds the panels of the curve with its regimes, and its table."""
         title = f"{NAMES[self.optimizer]}: steps to {TARGET:.0%} on CIFAR-10"
         place = 2 * list(NAMES).index(self.optimizer)
         return build_panels(self.curve, self.optimizer, title, self.rows(), order=place)
 
 
 def claim_epochs(curves: Sequence[Curve]) -> Claim | str:
-    """Epochs to the target at a large batch by the fastest optimizer; or what that lacks."""
+    """Claims the epochs to the target at a large batch by the fastest optimizer; or returns what that lacks."""
     name = f"epochs_to_{1e2 * TARGET:.0f}_{LARGE}"
     waiting = [NAMES[curve.optimizer] for curve in curves if any(job.batch == LARGE for job in curve.missing())]
-    if waiting or len(curves) < len(NAMES):
+    if len(curves) < len(NAMES):
+        return f"{name}: needs the curves of {', '.join(NAMES.values())}"
+    if waiting:
         return f"{name}: runs are missing"
     epochs = {curve: steps * LARGE / SAMPLES for curve in curves if (steps := curve.steps(LARGE)) is not None}
     if not epochs:

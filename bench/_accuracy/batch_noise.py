@@ -31,7 +31,7 @@ def fit_critical_batch(steps: Mapping[int, float]) -> tuple[float, float]:
 
 
 def key(seed: int) -> dict[str, object]:
-    """What a kept run is found by."""
+    """Returns what a kept run is found by."""
     return {"bench": "noise", "batch": BATCH, "lr": LR, "seed": seed, "settings": batch_curve.settings(BATCH)}
 
 
@@ -44,7 +44,10 @@ def run(results: Results, packed: str, options: argparse.Namespace) -> None:
         tree |= {"observe": {"noise_scale": True}, "log_every_steps": EVERY_STEPS}
         found, records = run_recipe(tree)
         names = ("noise_scale", "noise_scale_low", "noise_scale_high")
-        last = [one for one in records if names[0] in one][-1]
+        last = next((one for one in reversed(records) if names[0] in one), None)
+        if last is None:
+            print(f"seed {seed}: it ended before its first measurement, and is not kept", file=sys.stderr)
+            continue
         results.add({**key(seed), "commit": commit(), **found, **{name: last[name] for name in names}})
         print(f"seed {seed}: noise scale {last[names[0]]:.0f} in {found['seconds']:.0f} s", file=sys.stderr)
     kept = [one for seed in SEEDS for one in results.where(**key(seed))[:1]]

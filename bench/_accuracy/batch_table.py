@@ -56,30 +56,30 @@ class Tables:
                 self._commits.setdefault(cell, []).append(one.get("commit", ""))
 
     def tuned(self, cell: Cell) -> dict[float, float]:
-        """Accuracy by learning rate, of the seed that tunes."""
+        """Returns the accuracy by learning rate, of the seed that tunes."""
         runs = self._runs.get(Cell(cell.batch, cell.arm), {})
         return {lr: accuracy for (lr, seed), accuracy in sorted(runs.items()) if seed == TUNING_SEED}
 
     def best(self, cell: Cell) -> float | None:
-        """The learning rate that was chosen; None while the sweep is not done."""
+        """Returns the learning rate that was chosen; None while the sweep is not done."""
         return extend_grid(self.tuned(cell), first_grid(cell))[1]
 
     def at_edge(self, cell: Cell) -> bool:
-        """Whether the one that was chosen is the lowest or highest tried."""
+        """Returns True if the learning rate that was chosen is the lowest or highest tried."""
         return self.best(cell) is not None and is_at_edge(self.tuned(cell))
 
     def accuracies(self, cell: Cell) -> list[float]:
-        """Of the seeds of the table, at the learning rate that was chosen."""
+        """Returns the accuracies of the table's seeds, at the learning rate that was chosen."""
         runs, best = self._runs.get(cell, {}), self.best(cell)
         return [runs[best, seed] for seed in SEEDS if best is not None and (best, seed) in runs]
 
     def mean(self, cell: Cell) -> float | None:
-        """None until all seeds are there."""
+        """Returns the mean accuracy of the table's seeds; None until all are there."""
         found = self.accuracies(cell)
         return statistics.fmean(found) if len(found) == len(SEEDS) else None
 
     def missing(self) -> list[Job]:
-        """Runs to be done as things stand; a sweep's end, and what is longer, follow from them."""
+        """Lists the runs to be done as things stand; a sweep's end, and what is longer, follow from them."""
         out = []
         for cell in CELLS:
             lrs, best = extend_grid(self.tuned(cell), first_grid(cell))
@@ -107,7 +107,7 @@ class Tables:
         return baseline is not None and mean >= baseline
 
     def sweeps(self) -> list[tuple[str, ...]]:
-        """Every run of the seed that tunes."""
+        """Lists every run of the seed that tunes."""
         rows: list[tuple[str, ...]] = [("batch", "arm", "accuracy by learning rate", "chosen")]
         for cell in CELLS:
             tried = "  ".join(f"{lr:g}: {1e2 * accuracy:.2f}" for lr, accuracy in self.tuned(cell).items())

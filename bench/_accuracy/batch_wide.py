@@ -66,11 +66,11 @@ class WideTable:
                 self._runs[cell][one["lr"], one["seed"]] = one["accuracy"]
 
     def tuned(self, cell: Cell) -> dict[float, float]:
-        """Accuracy by learning rate, of the seed that tunes."""
+        """Returns the accuracy by learning rate, of the seed that tunes."""
         return {lr: accuracy for (lr, seed), accuracy in sorted(self._runs[cell].items()) if seed == TUNING_SEED}
 
     def sweep(self, cell: Cell) -> tuple[list[float], float | None]:
-        """(learning rates to be run yet, the best one); neither while the small network's best is not known."""
+        """Returns (learning rates to be run yet, the best one); neither while the small network's best is not known."""
         best = self._small.best(cell)
         return ([], None) if best is None else extend_grid(self.tuned(cell), [best / STEP, best, best * STEP])
 
@@ -84,7 +84,7 @@ class WideTable:
         return out
 
     def accuracy(self, cell: Cell) -> float | None:
-        """Of the table's seed; None until it is there."""
+        """Returns the accuracy of the table's seed; None until it is there."""
         return self._runs[cell].get((self.sweep(cell)[1] or 0.0, SEED))
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -100,7 +100,7 @@ class WideTable:
         return rows
 
     def claims(self) -> tuple[list[Claim], list[str]]:
-        """What can be claimed yet, and what each other one lacks."""
+        """Returns what can be claimed yet, and what each other one lacks."""
         claims, lacking = [], list[str]()
         pairs = (
             ("gap_2048_wide", Cell(SMALL, "sgd"), Cell(LARGE, "muon")),
@@ -121,7 +121,7 @@ class WideTable:
 
 
 def key(job: Job) -> dict[str, Any]:
-    """What a kept run is found by."""
+    """Returns what a kept run is found by."""
     found = {"bench": "wide", "batch": job.cell.batch, "arm": job.cell.arm, "lr": job.lr, "seed": job.seed}
     return found | {"settings": settings(job.cell)}
 

@@ -18,7 +18,7 @@ SAMPLES, SIDE, PATCH = 50_000, 32, 12
 
 @cache
 def passes(widths: tuple[int, ...], side: int, bias_trained: bool) -> float:
-    """Of one image of the network that both arms have, forward and backward.
+    """Counts the multiply-adds of one image of the network that both arms have, forward and backward.
 
     Backward costs twice as much as forward; but the whitening layer's filters have no gradient, and below the first
     trained layer none goes on to the input: with the bias frozen that is the first convolution of the first block.
@@ -32,7 +32,7 @@ def passes(widths: tuple[int, ...], side: int, bias_trained: bool) -> float:
 
 
 def method_cost(method: airbench.Method, widths: Sequence[int], epochs: float) -> float:
-    """Of a port: whole batches only."""
+    """Counts the multiply-adds of a port: whole batches only."""
     served = SAMPLES // method.batch * method.batch
     early = min(epochs, method.bias_epochs)
     shape = tuple(widths)
@@ -40,7 +40,7 @@ def method_cost(method: airbench.Method, widths: Sequence[int], epochs: float) -
 
 
 def recipe_cost(recipe: TrainRecipe) -> float:
-    """Of a recipe with `cifar_net`; the optimizer's own work is not counted: Muon's is 1 %."""
+    """Counts the multiply-adds of a recipe with `cifar_net`, without the optimizer's own work: Muon's is 1 %."""
     widths = tuple(recipe.model.args.get("widths", airbench.WIDTHS))
     assert isinstance(recipe.epochs, float)
     frozen = min((one.after_epochs for one in recipe.model.freeze_after), default=recipe.epochs)

@@ -14,7 +14,7 @@ HOPELESS = 1.6  # times the fastest one's second step: not timed any further
 
 
 def candidates(device: torch.device) -> list[How]:
-    """All that the device can do: half precision is that of airbench on a GPU, and emulated on CPUs."""
+    """Lists all that the device can do: half precision is that of airbench on a GPU, and emulated on CPUs."""
     kinds = ("fp16", "bf16", "fp32") if device.type == "cuda" else ("fp32", "bf16")
     return [How(precision, compiled) for compiled in (False, True) for precision in kinds]
 
@@ -22,7 +22,7 @@ def candidates(device: torch.device) -> list[How]:
 def fastest(
     sets: dict[How, Images], widths: Sequence[int], batch: int, rounds: int
 ) -> tuple[How, dict[str, tuple[float, float, float]]]:
-    """The fastest, and (median, low, high) of the milliseconds of a step of each that was worth more than two steps.
+    """Returns the fastest, and (median, low, high) of the milliseconds of a step of each worth more than two steps.
 
     Args:
         sets: of each candidate the training images in its type.
@@ -53,7 +53,7 @@ def fastest(
 
 
 def seconds(arm: Arm, images: Images, batch: int) -> float:
-    """Of one step."""
+    """Measures the seconds of one step."""
     wait = torch.cuda.synchronize if images.normal.device.type == "cuda" else lambda: None
     part, labels = images.normal[:batch], images.labels[:batch]
     wait()

@@ -34,7 +34,7 @@ class Results:
         self.path = path
 
     def all(self) -> list[dict[str, Any]]:
-        """Every run, the oldest first."""
+        """Returns every run, the oldest first."""
         out = []
         text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
         for line in text.splitlines():
@@ -47,7 +47,7 @@ class Results:
         return out
 
     def where(self, **key: Any) -> list[dict[str, Any]]:
-        """Those that have all of these."""
+        """Returns the runs that have all of these values."""
         return [one for one in self.all() if all(one.get(name) == value for name, value in key.items())]
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -64,7 +64,7 @@ class Results:
 
 
 def this_machine() -> str:
-    """What two runs have to share for their times to be compared."""
+    """Describes what two runs have to share for their times to be compared."""
     found = machine()
     threads, kind = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     parts = [str(found["processor"]), f"{found['cores']} cores", kind, f"{threads} threads", f"torch {found['torch']}"]
@@ -72,12 +72,12 @@ def this_machine() -> str:
 
 
 def commit() -> str:
-    """Of the code that runs; `-dirty` behind it where there are changes."""
+    """Returns the commit of the code that runs; `-dirty` behind it where there are changes."""
     return str(collect_provenance({}, ROOT)["git"])
 
 
 def made_by(commits: Iterable[str]) -> str:
-    """A sentence on the commits that runs were made by, and whether they are mixed."""
+    """Returns a sentence on the commits that runs were made by, and whether they are mixed."""
     found = Counter(commits).most_common()
     if not found:
         return "no runs yet"
@@ -86,7 +86,7 @@ def made_by(commits: Iterable[str]) -> str:
 
 
 def sources(root: Path, files: Iterable[Path] | None = None) -> str:
-    """Eight hexadecimal digits of the files' places and contents.
+    """Computes a digest of the files' places and contents, of eight hexadecimal digits.
 
     Args:
         files: within the root; unset: all that are not made by a compiler.
@@ -97,12 +97,12 @@ def sources(root: Path, files: Iterable[Path] | None = None) -> str:
 
 
 def hashes(root: Path, files: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 of the contents of files within the root, by their places."""
+    """Computes the SHA-256 of the contents of files within the root, by their places."""
     return {one.relative_to(root).as_posix(): hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
 
 
 def code(module: ModuleType) -> str:
-    """The code of a module without comments and docstrings, whose words change no run."""
+    """Returns the code of a module without comments and docstrings, whose words change no run."""
     tree = ast.parse(inspect.getsource(module))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -115,6 +115,6 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def digest(settings: Any) -> str:
-    """Eight hexadecimal digits of whatever JSON can hold: the code version of a bench's settings."""
+    """Computes a digest of whatever JSON can hold, of eight hexadecimal digits."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

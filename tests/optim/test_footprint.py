@@ -68,6 +68,12 @@ def test_layers_with_a_trust_ratio_are_gone_through_once_more() -> None:
     layerwise = estimate_footprint(build_optimizer(read_optimizer(name="lars", lr=0.1), model))
     assert layerwise.state_bytes == plain.state_bytes
     assert layerwise.moved_bytes == plain.moved_bytes + 2 * weights
+    # Each layer of LBSGD has a ratio, biases too.
+    linear, lars = (
+        estimate_footprint(build_optimizer(read_optimizer(name="lbsgd", lr=0.1, warmup=warmup), model, 10))
+        for warmup in ("linear", "lars")
+    )
+    assert lars.moved_bytes == linear.moved_bytes + 2 * sum(4 * value.numel() for value in model.parameters())
 
 
 @pytest.mark.parametrize(

@@ -349,6 +349,16 @@ def test_muon_takes_the_filters_and_sgd_the_rest() -> None:
     assert found == [(True, 0.01, 0.95, 0.1), (False, 0.25, 0.8, 0.1), (False, 0.25, 0.8, 0.0)]
 
 
+@pytest.mark.parametrize("freezes", [False, True])
+def test_muon_is_refused_where_it_would_step_no_filter(freezes: bool) -> None:
+    model = net() if freezes else torch.nn.Linear(3, 2)
+    if freezes:
+        model[0].requires_grad_(False)
+    with pytest.raises(RecipeError, match="the network has none to train") as caught:
+        build_optimizer(read_optimizer(name="muon", lr=0.02), model)
+    assert caught.value.where == "optimizer.name"
+
+
 def test_split_decay_takes_names_too_and_nothing_else() -> None:
     names = [[name for name, _ in group["params"]] for group in split_decay(net().named_parameters(), 0.1)]
     assert names == [["0.weight", "4.weight"], ["0.bias", "1.weight", "1.bias", "4.bias"]]

@@ -82,7 +82,7 @@ def test_numbers_at_every_turn(goyal: Path) -> None:
     assert said.out.startswith("run: 14,075 steps, 90 epochs of 1,281,167 samples\n\nlearning rate\n       3.2 ")
     assert said.err == (
         "A batch of 8,192 is taken by nag, which treats all layers alike: above 4,096 that often loses accuracy. "
-        "Set optimizer.name to lars or lamb.\n"
+        "Set optimizer.name to soap, lars or lamb.\n"
     )
 
 

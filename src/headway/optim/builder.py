@@ -30,7 +30,8 @@ def build_optimizer(
         seed: of the stochastic rounding with `precision: bf16`.
 
     Raises:
-        RecipeError: every parameter is frozen, a parameter matches no group, or a group has no parameter.
+        RecipeError: every parameter is frozen, a parameter matches no group, a group has no parameter, or Muon would
+            step no filter.
     """
     from headway.optim.fused_optimizer import FusedOptimizer
     from headway.optim.layer_decay import scale_layers, split_by_factor
@@ -52,6 +53,7 @@ def build_optimizer(
             for part in parts:
                 part |= {"name": group.match if recipe.groups else "all", "lr_scale": group.lr_scale * factor}
                 groups += recipe.split_group(part, lr)
+    recipe.check_groups(groups)
     # `lr_scale` stays in the group: `set_lr` applies it again at every step.
     for param_group in groups:
         param_group["lr"] = lr * param_group["lr_scale"]

@@ -51,14 +51,14 @@ def estimate_footprint(optimizer: torch.optim.Optimizer, own_state_share: float 
                     arrays_bytes += wide * sum(size**2 for size in rule.matrix_states(parameter).values())
                 has_step_count = rule.has_step_count or is_rounded
                 state_bytes += arrays_bytes + 4 * has_step_count + 4 * (rule.norm_state is not None)
-                if rule.has_trust_ratio is not None and rule.has_trust_ratio(parameter):
+                if rule.norm_state is not None:
+                    # The norm of gradients.
+                    moved_bytes += parameter_bytes
+                elif rule.trust_ratio is not None and (rule.has_trust_ratio is None or rule.has_trust_ratio(parameter)):
                     # The norms of weights and gradients.
                     moved_bytes += 2 * parameter_bytes
                     # LAMB's moments are read for the norms, and rounded once.
                     moved_bytes += arrays_bytes * (is_rounded and rule.second_state is not None)
-                elif rule.norm_state is not None:
-                    # The norm of gradients.
-                    moved_bytes += parameter_bytes
             elif isinstance(optimizer, MOMENT_OPTIMIZERS):
                 arrays_bytes = 2 * parameter_bytes
                 state_bytes += arrays_bytes + 4
@@ -95,6 +95,6 @@ def count_multiply_adds(optimizer: torch.optim.Optimizer, parameters: Iterable[t
 
 
 def find_product_precision(optimizer: torch.optim.Optimizer) -> Literal["fp32", "bf16"]:
-    """Returns the precision of an optimizer's matrix products on a GPU."""
+    """Returns the precision of an optimizer's matrix products on a GPU from compute capability 8.0 on."""
     found = {group.get("ns_precision", "fp32") for group in optimizer.param_groups}
     return "bf16" if found & {"auto", "bf16"} else "fp32"

@@ -33,12 +33,13 @@ class Muon(FusedOptimizer):
         filters: default of the groups; None: a parameter of three dimensions or more is a filter. The last layers of
             networks are matrices, and train worse with Muon.
         momentum: share of m that is kept, in [0, 1).
-        nesterov: make the singular values of g + momentum * m equal, in place of those of m.
+        nesterov: make the singular values of g + momentum * m equal, in place of those of m. The SGD of the other
+            parameters has Nesterov's momentum then too.
         weight_decay: of filters it is decoupled, as above; of all other parameters it is added to the gradient, as by
             SGD.
         ns_steps: rounds of the Newton-Schulz iteration. Four do what five of Jordan's do.
-        ns_precision: precision of its matrix products. `auto`: bf16 on GPUs, as its author does, and on CPUs that
-            multiply it natively (AMX); float32 elsewhere.
+        ns_precision: precision of its matrix products. `auto`: bf16 on devices that multiply it natively, GPUs from
+            compute capability 8.0 on and CPUs with AMX; float32 elsewhere.
         normalise: bring the weights of filters to the norm sqrt(out) before each step, as in Jordan's CIFAR-10 record.
             For networks with batch norm after each filter. Filters of zeros have no direction, and stay.
         fused: step the other parameters by the native core if possible.

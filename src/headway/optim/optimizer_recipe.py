@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from headway.core.epochs import Epochs
+from headway.core.errors import RecipeError
 from headway.core.recipe import RecipePart, validate_part
 from headway.optim.groups import Group
 from headway.optim.internal_schedule import (
@@ -285,7 +286,7 @@ class MuonRecipe(OptimizerRecipe):
     momentum: Fraction = 0.95
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     nesterov: bool = True
-    """Use Nesterov's momentum."""
+    """Use Nesterov's momentum, also in the SGD of the other parameters."""
     lr_rest: Positive | None = None
     """Learning rate of SGD for all parameters that are not convolution filters. Unset: `lr`."""
     momentum_rest: Fraction = 0.9
@@ -293,7 +294,7 @@ class MuonRecipe(OptimizerRecipe):
     ns_steps: int = Field(default=4, ge=1)
     """Number of Newton-Schulz iterations in a step."""
     ns_precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Precision of the iteration. `auto`: bf16 on GPUs and on CPUs with AMX, fp32 elsewhere."""
+    """Precision of the iteration. `auto`: bf16 on GPUs from compute capability 8.0 on and on CPUs with AMX."""
     normalise: bool = False
     """Scale filters to a fixed norm before each step. For networks with a batch norm after each convolution."""
 
@@ -317,6 +318,12 @@ class MuonRecipe(OptimizerRecipe):
         sgd = {"filters": False, "lr_scale": scale, "momentum": self.momentum_rest}
         parts = [{**group, "params": filters, "filters": True}, {**group, "params": others, **sgd}]
         return [part for part in parts if part["params"]]
+
+    def check_groups(self, groups: list[Group]) -> None:
+        """Raises RecipeError if no group has a filter: all would be stepped by SGD, at a rate meant for Muon."""
+        if not any(group["filters"] for group in groups):
+            what = "muon is for convolution filters, and the network has none to train"
+            raise RecipeError(what, where="optimizer.name", fix="Set it to sgd or soap.")
 
     @property
     def is_layer_wise(self) -> bool:

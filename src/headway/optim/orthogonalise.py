@@ -116,11 +116,10 @@ def _is_faster_in_bf16(matrix: Tensor) -> bool:
 def count_multiply_adds(matrix: Tensor, ns_steps: int, precision: ProductPrecision) -> int:
     """Counts the multiply-adds in which `orthogonalise` brings a matrix to equal singular values.
 
-    On CPUs `auto` counts as fp32, so that machines with AMX and without it count alike.
+    All processes of a run must count alike, whatever their processors: `auto` counts as fp32 on CPUs, as bf16 on GPUs.
     """
     short, long = sorted((len(matrix), matrix[0].numel()))
-    is_auto_bf16 = precision == "auto" and matrix.is_cuda and multiplies_bf16(matrix.device)
-    uses_bf16 = matrix.dtype == torch.float32 and (precision == "bf16" or is_auto_bf16)
+    uses_bf16 = matrix.dtype == torch.float32 and (precision == "bf16" or (precision == "auto" and matrix.is_cuda))
     # Columns of a symmetric product that are computed, on average over its rows.
     columns = float(short)
     if not matrix.is_cuda and not uses_bf16 and short >= FEWEST_STRIPS * STRIP:

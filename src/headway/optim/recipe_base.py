@@ -127,6 +127,9 @@ class OptimizerRecipe(RecipePart):
         """Returns a parameter group in parts if the optimizer treats its parameters differently."""
         return [group]
 
+    def check_groups(self, groups: list[Group]) -> None:
+        """Raises RecipeError if the parameter groups of a network are not what the optimizer is for."""
+
     @property
     def is_layer_wise(self) -> bool:
         """True if the optimizer scales the step of each layer separately. Very large batches need that."""

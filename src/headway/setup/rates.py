@@ -175,6 +175,6 @@ def find_batch_warnings(recipe: TrainRecipe) -> list[str]:
         warnings.append(
             f"A batch of {largest_effective_batch:,}{steps_text.format(recipe.largest_batch)} is taken by "
             f"{optimizer.name}, which treats all layers alike: above {VERY_LARGE_BATCH:,} that often loses accuracy. "
-            f"Set {fix} to lars or lamb."
+            f"Set {fix} to soap, lars or lamb."
         )
     return warnings

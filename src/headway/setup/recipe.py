@@ -110,7 +110,8 @@ class EvaluateRecipe(RecipePart):
     With `flip`, all three are mirrored too. 1 is the evaluation of airbench94 (Jordan 2024, arXiv 2404.00498)."""
     views_below: float | None = Field(default=None, gt=0, le=1)
     """Compute these views only for images whose highest class probability without them is below this. All other images
-    take a single pass. It depends on the image alone, not on its batch. For networks that tell classes apart."""
+    take a single pass. It depends on the image alone, not on its batch, up to rounding. For networks that tell classes
+    apart."""
 
     @model_validator(mode="after")
     def _check_views(self) -> EvaluateRecipe:
