@@ -368,6 +368,15 @@ def test_a_ratio_is_void_unless_both_are_as_accurate_as_they_should(runs: list[l
     assert all(ratio == pytest.approx(0.6) for ratio in found.ratios)
 
 
+def test_a_pair_takes_the_run_of_ours_in_which_the_machine_was_nearest_to_its_speed_with_the_port() -> None:
+    runs = [one for seed in (1, 2, 3) for one in pair(seed, 0.91, 0.91, probe=1.2)]
+    again = [pair(seed, 0.91, 0.91, ratio=0.7, probe=0.95)[1] for seed in (1, 2, 3)]
+    for kept in (runs + again, again + runs):
+        found = time_to_accuracy.verdict(kept, views=True)
+        assert (found.ratios, found.reasons) == (pytest.approx([0.7] * 3), [])
+    assert time_to_accuracy.verdict(runs, views=True).ratios == []
+
+
 def test_the_ratio_to_the_record_asks_of_its_port_the_accuracy_with_views_alone() -> None:
     runs = [one for seed in (1, 2, 3) for one in pair(seed, 0.91, 0.91, views=0.02)]
     against = [one | ({"arm": "record"} if one["arm"] == "port" else {}) for one in runs]
