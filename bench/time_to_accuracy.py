@@ -19,15 +19,21 @@ A ratio is void, and printed as such, unless
 - the port is right: its mean accuracy is 91.0 +- 0.3 % with the views, and airbench94's 89.9 +- 0.3 % without;
 - ours is as accurate: its mean is not below the port's by more than one standard error of the difference, nor by more
   than 0.15 points;
-- at least three pairs were run on this machine, in each of which a fixed piece of work before and after took the same
-  time within 10 % in both arms. Where it did not, a call runs Headway's arm, the shortest, once more, and keeps both
-  runs; a pair is the port's run and that of Headway's runs of its seed whose fixed work took most nearly the same time.
+- at least three pairs were run on this machine, in each of which a fixed piece of work took the same time within 10 %
+  in both arms, as the mean of before and after.
 
 A run may take most of an hour. Each finished run is appended to the results file, and a later call continues from
 there. Runs of a port count as long as arm.py, its files and its arguments are unchanged; ours as long as the recipe,
 arm.py, airbench.py, ours.py, the native core and all files of src/headway that their process had imported by its end
 are unchanged. So the arms of a pair may come from different times; the fixed piece of work tells if the machine had the
 same speed.
+
+`--in-turn ROUNDS` compares the seconds on a machine whose speed changes: the arms take turns on a sixteenth of the
+images, all of their epochs, in runs of some minutes. Accuracies mean nothing there. Each arm's seconds of a step, times
+the steps of a whole run, give
+
+time_ratio_in_turn      seconds of Headway's training over the port's; mean of the rounds
+time_vs_record_in_turn  the same over the port of the record
 """
 
 from __future__ import annotations
@@ -39,6 +45,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +54,10 @@ import yaml
 
 from bench._accuracy import airbench, cifar, ours
 from bench._accuracy.arm import METHODS, ArmEndedError, native_sources, run
-from bench._accuracy.costs import method_cost, recipe_cost
+from bench._accuracy.costs import SAMPLES, method_cost, recipe_cost
 from bench._accuracy.results import FOLDER, Results, commit, digest, hashes, sources, this_machine
 from bench._arms import ROOT
-from bench._common import Claim, parser, report
+from bench._common import Claim, parser, report, take_turns
 from bench._family import run_bench
 from headway.core.statistics import compute_interval
 
@@ -60,11 +67,13 @@ PORT, RECORD, OURS, ARM = (ROOT / f"bench/_accuracy/{name}.py" for name in ("air
 NAMES = {"port": "the port", "record": "the record's port"}
 WITH_VIEWS = ("accuracy_tta", 0.910, "with the views")
 EXPECTED = {"port": (WITH_VIEWS, ("accuracy", 0.899, "without views")), "record": (WITH_VIEWS,)}
-"""Of each port. Both sources reach 94.0 % with views on the original images, of which these are JPEG copies; the
+"""Accuracies that each port must reach. Both sources reach 94.0 % with views on the original images, of which these are JPEG copies; the
 record's accuracy without views is not published as a target."""
 TOLERANCE, NOT_BELOW, SAME_SPEED = 0.003, 0.0015, 0.10
 CHOOSING_BATCH = {"cpu": 128, "cuda": 1000}
 """Images of a step of the short timing: on a slow CPU one of the whole batch takes ten seconds."""
+IN_TURN = 310
+"""Training images of each class for `--in-turn`: whole batches of every arm, but for 28 images."""
 QUICK_WIDTHS, QUICK_EPOCHS = (8, 16, 16), 4.0
 
 
@@ -79,6 +88,7 @@ class Verdict:
 def main() -> None:
     asked = parser(__doc__ or "")
     asked.add_argument("--seeds", type=int, default=3, metavar="N", help="pairs in all, those kept already included")
+    asked.add_argument("--in-turn", type=int, metavar="ROUNDS", help="compare the seconds alone, in short runs")
     asked.add_argument("--results", type=Path, default=FOLDER / "time_to_accuracy.jsonl", metavar="FILE")
     options = asked.parse_args()
     with tempfile.TemporaryDirectory(prefix="headway-accuracy-") as folder:
@@ -87,10 +97,11 @@ def main() -> None:
         data = cifar.part(Path(folder), 110, 20) if options.quick else cifar.packed()
         results = Results(options.results)
         asked_of = jobs(options, results, data)
+        if options.in_turn:
+            tell_in_turn(run_in_turn(options.in_turn, asked_of, Path(folder)), options)
+            return
         for seed in range(1, options.seeds + 1):
             one_round(results, asked_of, seed, data)
-            if not options.quick and not is_settled(results, asked_of, seed):
-                one_run(results, asked_of, "headway", seed, data)
         tell([one for arm in ARMS for one in kept_runs(results, arm, asked_of)], options, asked_of)
 
 
@@ -164,31 +175,21 @@ def overrides(quick: bool) -> list[str]:
 def one_round(results: Results, asked_of: dict[str, dict[str, Any]], seed: int, data: Path) -> None:
     """Runs what is missing of a seed."""
     for arm in ARMS if seed % 2 else ARMS[::-1]:
-        if not kept_runs(results, arm, asked_of, seed=seed):
-            one_run(results, asked_of, arm, seed, data)
-
-
-def is_settled(results: Results, asked_of: dict[str, dict[str, Any]], seed: int) -> bool:
-    """Returns True if the machine was as fast in both runs of each pair of a seed."""
-    kept = [one for arm in ARMS for one in kept_runs(results, arm, asked_of, seed=seed)]
-    return all(is_steady(*pair) for against in NAMES for pair in find_pairs(kept, against))
-
-
-def one_run(results: Results, asked_of: dict[str, dict[str, Any]], arm: str, seed: int, data: Path) -> None:
-    """Runs one arm, and keeps the run."""
-    settings, before = settings_of(arm, asked_of), hashes(ROOT, [*LIBRARY.rglob("*.py"), *native_sources()])
-    print(f"seed {seed}, {arm}: since {time.strftime('%H:%M')}", file=sys.stderr)
-    try:
-        found = run(arm=arm, packed=str(data), seed=seed, **asked_of[arm])
-    except ArmEndedError as error:
-        sys.exit(str(error))
-    files = found["imported"] if arm == "headway" else found.pop("imported")
-    if settings_of(arm, asked_of) != settings or (arm == "headway" and changed(before, files)):
-        sys.exit(f"{arm} of seed {seed} has ended, but recipe or code changed meanwhile: it is not kept")
-    key = {"machine": this_machine(), "seed": seed, "settings": settings}
-    if arm == "headway":
-        key["code"] = code_of(files)
-    results.add({"arm": arm, **key, "commit": commit(), "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **found})
+        if kept_runs(results, arm, asked_of, seed=seed):
+            continue
+        settings, before = settings_of(arm, asked_of), hashes(ROOT, [*LIBRARY.rglob("*.py"), *native_sources()])
+        print(f"seed {seed}, {arm}: since {time.strftime('%H:%M')}", file=sys.stderr)
+        try:
+            found = run(arm=arm, packed=str(data), seed=seed, **asked_of[arm])
+        except ArmEndedError as error:
+            sys.exit(str(error))
+        files = found["imported"] if arm == "headway" else found.pop("imported")
+        if settings_of(arm, asked_of) != settings or (arm == "headway" and changed(before, files)):
+            sys.exit(f"{arm} of seed {seed} has ended, but recipe or code changed meanwhile: it is not kept")
+        key = {"machine": this_machine(), "seed": seed, "settings": settings}
+        if arm == "headway":
+            key["code"] = code_of(files)
+        results.add({"arm": arm, **key, "commit": commit(), "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **found})
 
 
 def changed(before: dict[str, str], files: list[str]) -> bool:
@@ -200,7 +201,8 @@ def changed(before: dict[str, str], files: list[str]) -> bool:
 def verdict(kept: list[dict[str, Any]], *, views: bool, against: str = "port") -> Verdict:
     """Judges the pairs of the kept runs of one machine and setting; `kept` may hold other records too."""
     metric = "accuracy_tta" if views else "accuracy"
-    pairs = find_pairs(kept, against)
+    theirs, ours_ = ({one["seed"]: one for one in kept if one.get("arm") == arm} for arm in (against, "headway"))
+    pairs = [(theirs[seed], ours_[seed]) for seed in sorted(theirs.keys() & ours_.keys())]
     steady = [pair for pair in pairs if is_steady(*pair)]
     reasons = []
     if len(steady) < 3:
@@ -226,26 +228,10 @@ def verdict(kept: list[dict[str, Any]], *, views: bool, against: str = "port") -
     return Verdict([seconds(mine) / seconds(port) for port, mine in steady], reasons)
 
 
-def find_pairs(kept: list[dict[str, Any]], against: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Returns each seed's run of a port with the run of Headway's in which the machine's speed was nearest to it."""
-    theirs = {one["seed"]: one for one in kept if one.get("arm") == against}
-    out = []
-    for seed, port in sorted(theirs.items()):
-        ours_ = [one for one in kept if one.get("arm") == "headway" and one["seed"] == seed]
-        if ours_:
-            out.append((port, min(ours_, key=lambda one: change_of_speed(port, one))))
-    return out
-
-
 def is_steady(port: dict[str, Any], mine: dict[str, Any]) -> bool:
     """Returns True if the machine was as fast in one run of a pair as in the other."""
-    return change_of_speed(port, mine) <= SAME_SPEED
-
-
-def change_of_speed(port: dict[str, Any], mine: dict[str, Any]) -> float:
-    """Returns by which share the time of the fixed piece of work differs between the runs of a pair."""
     ours_s, theirs_s = (statistics.fmean(one["probe_s"]) for one in (mine, port))
-    return abs(ours_s / theirs_s - 1)
+    return abs(ours_s / theirs_s - 1) <= SAME_SPEED
 
 
 def standard_error(one: list[float], other: list[float]) -> float:
@@ -255,10 +241,46 @@ def standard_error(one: list[float], other: list[float]) -> float:
     return math.sqrt(statistics.variance(one) / len(one) + statistics.variance(other) / len(other))
 
 
-def claim(name: str, ratios: list[float], against: str = "port") -> Claim:
+def run_in_turn(rounds: int, asked_of: dict[str, dict[str, Any]], folder: Path) -> dict[str, list[float]]:
+    """Runs the arms in turn on few images, and returns each arm's seconds of a whole training, one per round."""
+    data = cifar.part(folder / "in-turn", IN_TURN, 20)
+    seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    steps = {arm: count_steps(arm, asked_of[arm]) for arm in ARMS}
+
+    def run_arm(arm: str) -> None:
+        found = run(arm=arm, packed=str(data), seed=1, **(asked_of[arm] | {"probe_steps": 1}))
+        seconds[arm].append(found["seconds"] / found["steps"] * steps[arm])
+        print(f"{arm}: {found['seconds']:.1f} s for {found['steps']} steps of {steps[arm]}", file=sys.stderr)
+
+    take_turns({arm: partial(run_arm, arm) for arm in ARMS}, rounds)
+    return seconds
+
+
+def count_steps(arm: str, asked: dict[str, Any]) -> int:
+    """Counts the steps of a whole training: those of a port take whole batches alone."""
+    if arm != "headway":
+        return math.ceil(SAMPLES // METHODS[arm].batch * asked["epochs"])
+    recipe = ours.recipe(Path("packed"), asked["overrides"]).recipe
+    assert isinstance(recipe.epochs, float)
+    return int(SAMPLES * recipe.epochs / recipe.batch)
+
+
+def tell_in_turn(seconds: dict[str, list[float]], options: argparse.Namespace) -> None:
+    """Prints the seconds of each round and the claims."""
+    rows = [("round", *(f"{arm}, s" for arm in seconds))]
+    for number, taken in enumerate(zip(*seconds.values(), strict=True), 1):
+        rows.append((str(number), *(f"{one:.0f}" for one in taken)))
+    claims = []
+    for name, against in (("time_ratio_in_turn", "port"), ("time_vs_record_in_turn", "record")):
+        ratios = [mine / theirs for mine, theirs in zip(seconds["headway"], seconds[against], strict=True)]
+        claims.append(claim(name, ratios, against, "rounds"))
+    report(claims, options, rows)
+
+
+def claim(name: str, ratios: list[float], against: str = "port", runs: str = "pairs") -> Claim:
     """Returns the mean as a claim, beside it the median and the range."""
     spread = f"median {statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}"
-    how = f"mean of {len(ratios)} pairs, {spread}; seconds, Headway over {NAMES[against]}"
+    how = f"mean of {len(ratios)} {runs}, {spread}; seconds, Headway over {NAMES[against]}"
     return Claim(name, statistics.fmean(ratios), "", how)
 
 

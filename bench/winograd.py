@@ -35,9 +35,6 @@ from headway.model.winograd import WinogradConv2d
 
 aten = torch.ops.aten
 ROUNDS = 9
-ERROR_BATCH = 4
-"""Images of the comparison with float64, in tiles of the side that the core chooses for the whole batch."""
-
 TILES = (2, 3, 4, 5, 6, 7)
 """Sides of the core's tiles, in outputs."""
 
@@ -144,9 +141,9 @@ def list_calls(shape: Shape, batch: int, tiles: Mapping[str, int]) -> dict[str, 
     }
 
 
-def measure_errors(shape: Shape) -> tuple[dict[int, dict[str, float]], float]:
+def measure_errors(shape: Shape, batch: int) -> tuple[dict[int, dict[str, float]], float]:
     """Returns the relative errors of the three results by the side of the tiles, and PyTorch's largest."""
-    images, grad = (make_images(ERROR_BATCH, n, shape.side) for n in (shape.inputs, shape.outputs))
+    images, grad = (make_images(batch, n, shape.side) for n in (shape.inputs, shape.outputs))
     weight = torch.randn(shape.outputs, shape.inputs, 3, 3)
 
     def run(*given: Tensor) -> list[Tensor]:
@@ -191,7 +188,7 @@ def bench_layers(folder: Path, options: argparse.Namespace) -> list[Claim]:
                 rows.append((*layer, result, *shown, f"{ratio:.2f}"))
         print(f"{name}, {batch} images, {torch.get_num_threads()} threads")
         table(rows)
-        errors = {shape: measure_errors(shape) for shape in tiles}
+        errors = {shape: measure_errors(shape, batch) for shape in tiles}
         for kind, against in (("layers", "torch"), ("limit", "products")):
             claims.append(claim(f"winograd_{kind}_{name}", divide(sums[against], sums["ours"])))
         theirs = f"PyTorch's {max(error for _, error in errors.values()):.2g}; largest of {len(tiles)} shapes"

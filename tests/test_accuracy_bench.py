@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 import subprocess
 import sys
 import threading
@@ -15,11 +17,12 @@ import torch.nn.functional as F
 from bench import time_to_accuracy
 from bench._accuracy import airbench, record
 from bench._accuracy.airbench import AIRBENCH, How, Images
+from bench._accuracy.arm import METHODS
 from bench._accuracy.costs import method_cost, passes, recipe_cost
 from bench._accuracy.ours import kinds_of_step
 from bench._accuracy.ours import recipe as fast_recipe
 from bench._accuracy.record import RECORD
-from bench._accuracy.results import Results, digest, hashes, sources, this_machine
+from bench._accuracy.results import FOLDER, Results, digest, hashes, sources, this_machine
 
 from headway.model import cifar_net
 from headway.training.evaluate import build_views
@@ -368,15 +371,6 @@ def test_a_ratio_is_void_unless_both_are_as_accurate_as_they_should(runs: list[l
     assert all(ratio == pytest.approx(0.6) for ratio in found.ratios)
 
 
-def test_a_pair_takes_the_run_of_ours_in_which_the_machine_was_nearest_to_its_speed_with_the_port() -> None:
-    runs = [one for seed in (1, 2, 3) for one in pair(seed, 0.91, 0.91, probe=1.2)]
-    again = [pair(seed, 0.91, 0.91, ratio=0.7, probe=0.95)[1] for seed in (1, 2, 3)]
-    for kept in (runs + again, again + runs):
-        found = time_to_accuracy.verdict(kept, views=True)
-        assert (found.ratios, found.reasons) == (pytest.approx([0.7] * 3), [])
-    assert time_to_accuracy.verdict(runs, views=True).ratios == []
-
-
 def test_the_ratio_to_the_record_asks_of_its_port_the_accuracy_with_views_alone() -> None:
     runs = [one for seed in (1, 2, 3) for one in pair(seed, 0.91, 0.91, views=0.02)]
     against = [one | ({"arm": "record"} if one["arm"] == "port" else {}) for one in runs]
@@ -385,6 +379,24 @@ def test_the_ratio_to_the_record_asks_of_its_port_the_accuracy_with_views_alone(
     low = [one | {"accuracy_tta": 0.90} for one in against]
     [said] = time_to_accuracy.verdict(low, views=True, against="record").reasons
     assert said == "the record's port reaches 90.00% with the views, not 91.0% +- 0.3%"
+
+
+def test_the_steps_of_a_whole_training_are_those_of_the_kept_runs() -> None:
+    """So that what `--in-turn` scales a short run to is what a whole run does."""
+    results = Results(FOLDER / "time_to_accuracy.jsonl")
+    asked: dict[str, dict[str, Any]] = {arm: {"epochs": method.epochs} for arm, method in METHODS.items()}
+    asked["headway"] = {"overrides": []}
+    for arm in time_to_accuracy.ARMS:
+        newest = results.where(arm=arm)[-1]
+        assert time_to_accuracy.count_steps(arm, asked[arm]) == newest["steps"], arm
+
+
+def test_ratios_in_turn_are_of_the_same_round(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = {"port": [100.0, 200.0], "headway": [40.0, 80.0], "record": [80.0, 160.0]}
+    time_to_accuracy.tell_in_turn(seconds, argparse.Namespace(quick=False, json=None))
+    said = capsys.readouterr().out
+    assert re.search(r"time_ratio_in_turn +0\.4 +\(mean of 2 rounds, .* Headway over the port\)", said)
+    assert re.search(r"time_vs_record_in_turn +0\.5 +\(mean of 2 rounds, .* Headway over the record's port\)", said)
 
 
 def test_matrices_padded_to_one_shape_are_orthogonalised_as_each_alone() -> None:

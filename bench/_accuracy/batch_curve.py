@@ -42,8 +42,8 @@ LARGE = 2048
 LOWEST = {"sgd": 0.0125, "lars": 0.125, "muon": 0.005, "soap": 0.004}
 """The first sweep's lowest learning rate at a batch of 64, by optimizer; of larger ones times sqrt(batch / 64)."""
 BEST_SGD = dict(zip(BATCHES, (0.025, 0.1, 0.1, 0.2, 0.4, 0.4, 0.8, 0.8, 0.8), strict=True))
-"""What SGD's curve found, by batch (at 16,384 it does not get to the target by every seed): the rate of what Muon gives
-to SGD."""
+"""Best rates of SGD's curve by batch, for what Muon gives to SGD. At 16,384, SGD does not get to the target by every
+seed."""
 NAMES = {"sgd": "SGD", "lars": "LARS", "muon": "Muon", "soap": "SOAP"}
 
 

@@ -149,7 +149,7 @@ class Tables:
         return rows
 
     def claims(self) -> tuple[list[Claim], list[str]]:
-        """What can be claimed yet, and what each other one lacks."""
+        """Returns what can be claimed yet, and what each other one lacks."""
         baseline, large, last, linear = (self.mean(cell) for cell in (BASELINE, LAST_LARGE, LAST, LINEAR))
         claims, lacking = [], list[str]()
 

@@ -30,7 +30,6 @@ CELLS = (
     Cell(LARGE, "muon"),
     Cell(SMALL, "muon"),
     Cell(LARGEST, "muon"),
-    Cell(LARGE, "linear"),
 )
 """In the order in which they are run."""
 
