@@ -178,6 +178,7 @@ def test_the_page_on_large_batches_has_the_kept_runs() -> None:
     page, tables = (ROOT / "docs/accuracy.md").read_text(encoding="utf-8"), from_results.read_tables()
     arms = {"sgd": "SGD |", "linear": "linear", "lars": "+ LARS", "ghost": "+ no decay", "nag": "NAG"}
     arms |= {"lbsgd": "LBSGD", "muon": "Muon |", "soap": "SOAP |"}
+    arms |= {"alike": "SGD with the schedule", "muon_free": "Muon without `normalise`"}
     for arm, title in arms.items():
         batches = [batch for batch in (256, 2048, 8192) if Cell(batch, arm) in CELLS]
         cells = [describe_spread(tables.accuracies(Cell(batch, arm))) for batch in batches]
@@ -193,7 +194,8 @@ def test_the_page_of_advice_has_the_kept_runs() -> None:
     """If it fails, write the new means into the tables of docs/large-batches.md, and into the recipe's head."""
     page, tables = (ROOT / "docs/large-batches.md").read_text(encoding="utf-8"), from_results.read_tables()
     titles = {"sgd": "SGD", "linear": "SGD, linear scaling, warm-up", "ghost": "LARS and all other switches"}
-    titles |= {"soap": "SOAP", "muon": "Muon"}
+    titles |= {"soap": "SOAP", "muon": "Muon", "muon_free": "Muon without `normalise`"}
+    titles |= {"alike": "SGD, the schedule of Muon and SOAP, no decay of biases, beta and gamma"}
     means = {cell: tables.mean(cell) for cell in CELLS}
     for arm, title in titles.items():
         cells = [means.get(Cell(batch, arm)) for batch in (256, 2048, 8192)]

@@ -132,9 +132,10 @@ def test_every_arm_is_a_recipe(cell: Cell, tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(batch_arms.recipe(cell, 0.5, 1, "packed")))
     recipe = read_recipe(path, (), TrainRecipe).recipe
     names = {"lars": "lars", "no_decay": "lars", "ghost": "lars", "nag": "nag", "lbsgd": "lbsgd"}
-    names |= {arm: arm for arm in batch_arms.MATRIX_ARMS}
+    names |= {arm: arm for arm in batch_arms.MATRIX_ARMS} | {"muon_free": "muon"}
     assert recipe.optimizer.name == names.get(cell.arm, "sgd")
-    assert recipe.optimizer.no_decay == (cell.arm in ("no_decay", "ghost", "linear_no_decay", *batch_arms.MATRIX_ARMS))
+    own = (*batch_arms.MATRIX_ARMS, *batch_arms.ALIKE_ARMS)
+    assert recipe.optimizer.no_decay == (cell.arm in ("no_decay", "ghost", "linear_no_decay", *own))
     assert recipe.batch * (recipe.optimizer.batch_scale if cell.arm == "lbsgd" else 1) == cell.batch
     assert recipe.epochs == batch_arms.EPOCHS
     norm = recipe.model.batch_norm

@@ -35,9 +35,13 @@ NAMES = {
     "lbsgd": f"LBSGD, macro-batches of steps of {SMALL}",
     "muon": "Muon, normalised filters",
     "soap": "SOAP, normalised filters",
+    "alike": "SGD, schedule of Muon and SOAP, no decay of b, beta, gamma",
+    "muon_free": "Muon, filters not normalised",
 }
 """Each + has all that is above it too."""
 MATRIX_ARMS = ("muon", "soap")
+ALIKE_ARMS = ("alike", "muon_free")
+"""What tells an optimizer from its settings. They were added when all others had been measured."""
 LARS_TRUST = 0.02
 """The paper's coefficient is 0.001, and learning rates 10 to 30: what has a trust of 1 (beta, gamma) would be moved by
 these. With 0.02, which LARC takes, they are near 1."""
@@ -82,7 +86,7 @@ CELLS = (
     Cell(LARGEST, "sgd"),
     Cell(LARGEST, "linear_no_decay"),
     *(Cell(batch, arm) for batch in (LARGE, LARGEST) for arm in ("nag", "lbsgd")),
-    *(Cell(batch, arm) for arm in MATRIX_ARMS for batch in (LARGE, LARGEST, SMALL)),
+    *(Cell(batch, arm) for arm in (*MATRIX_ARMS, *ALIKE_ARMS) for batch in (LARGE, LARGEST, SMALL)),
 )
 """In the order in which they are run: what the claims need first."""
 
@@ -91,10 +95,10 @@ def first_grid(cell: Cell) -> list[float]:
     """The learning rates that a sweep begins with: of linear scaling those of a batch of 256."""
     if cell.arm in ("lars", "no_decay", "ghost"):
         low = FIRST_LARS[cell.batch]
-    elif cell.arm in MATRIX_ARMS:
-        low = (FIRST_MUON if cell.arm == "muon" else FIRST_SOAP)[cell.batch]
+    elif cell.arm in (*MATRIX_ARMS, "muon_free"):
+        low = (FIRST_SOAP if cell.arm == "soap" else FIRST_MUON)[cell.batch]
     else:
-        low = (FIRST_SGD if cell.arm == "sgd" else FIRST_BASE)[cell.batch]
+        low = (FIRST_SGD if cell.arm in ("sgd", "alike") else FIRST_BASE)[cell.batch]
     return [low * STEP**place for place in range(GRID)]
 
 
@@ -122,11 +126,13 @@ def recipe(cell: Cell, lr: float, seed: int, packed: str) -> dict[str, Any]:
         optimizer |= {"name": "lbsgd", "batch_scale": scale, "warmup": "linear", "warmup_epochs": WARMUP_EPOCHS}
         optimizer["no_decay"] = False
         batch = SMALL
-    if arm in MATRIX_ARMS:
-        optimizer |= {"name": arm, "normalise": True, "no_decay": True}
-        del optimizer["momentum"]
+    if arm in (*MATRIX_ARMS, *ALIKE_ARMS):
+        optimizer["no_decay"] = True
         schedule = {"name": "polynomial", "power": 1, "warmup_epochs": MATRIX_WARMUP_EPOCHS, "warmup_start": 0.0}
-        if arm == "muon":
+    if arm in (*MATRIX_ARMS, "muon_free"):
+        optimizer |= {"name": arm.removesuffix("_free"), "normalise": arm in MATRIX_ARMS}
+        del optimizer["momentum"]
+        if arm != "soap":
             # float32, so that a table does not depend on the machine.
             optimizer |= {"momentum": 0.9, "ns_precision": "fp32", "lr_rest": BEST_SGD[cell.batch]}
     tree = build_base_recipe(batch, epochs, seed, packed)
