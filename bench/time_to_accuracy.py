@@ -67,8 +67,8 @@ PORT, RECORD, OURS, ARM = (ROOT / f"bench/_accuracy/{name}.py" for name in ("air
 NAMES = {"port": "the port", "record": "the record's port"}
 WITH_VIEWS = ("accuracy_tta", 0.910, "with the views")
 EXPECTED = {"port": (WITH_VIEWS, ("accuracy", 0.899, "without views")), "record": (WITH_VIEWS,)}
-"""Accuracies that each port must reach. Both sources reach 94.0 % with views on the original images, of which these are JPEG copies; the
-record's accuracy without views is not published as a target."""
+"""Accuracies that each port must reach. Both sources reach 94.0 % with views on the original images, of which these are
+JPEG copies; the record's accuracy without views is not published as a target."""
 TOLERANCE, NOT_BELOW, SAME_SPEED = 0.003, 0.0015, 0.10
 CHOOSING_BATCH = {"cpu": 128, "cuda": 1000}
 """Images of a step of the short timing: on a slow CPU one of the whole batch takes ten seconds."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from bench._accuracy import batch_error
+from bench._accuracy import batch_arms, batch_curve, batch_error
 from bench._accuracy.batch_arms import CELLS, Cell
 from bench._accuracy.batch_arms import SEEDS as TABLE_SEEDS
 from bench._accuracy.batch_worker import run_recipe
@@ -178,6 +178,7 @@ def test_the_page_on_large_batches_has_the_kept_runs() -> None:
     page, tables = (ROOT / "docs/accuracy.md").read_text(encoding="utf-8"), from_results.read_tables()
     arms = {"sgd": "SGD |", "linear": "linear", "lars": "+ LARS", "ghost": "+ no decay", "nag": "NAG"}
     arms |= {"lbsgd": "LBSGD", "muon": "Muon |", "soap": "SOAP |"}
+    arms |= {"alike": "SGD with the schedule", "muon_free": "Muon without `normalise`"}
     for arm, title in arms.items():
         batches = [batch for batch in (256, 2048, 8192) if Cell(batch, arm) in CELLS]
         cells = [describe_spread(tables.accuracies(Cell(batch, arm))) for batch in batches]
@@ -193,7 +194,8 @@ def test_the_page_of_advice_has_the_kept_runs() -> None:
     """If it fails, write the new means into the tables of docs/large-batches.md, and into the recipe's head."""
     page, tables = (ROOT / "docs/large-batches.md").read_text(encoding="utf-8"), from_results.read_tables()
     titles = {"sgd": "SGD", "linear": "SGD, linear scaling, warm-up", "ghost": "LARS and all other switches"}
-    titles |= {"soap": "SOAP", "muon": "Muon"}
+    titles |= {"soap": "SOAP", "muon": "Muon", "muon_free": "Muon without `normalise`"}
+    titles |= {"alike": "SGD, the schedule of Muon and SOAP, no decay of biases, beta and gamma"}
     means = {cell: tables.mean(cell) for cell in CELLS}
     for arm, title in titles.items():
         cells = [means.get(Cell(batch, arm)) for batch in (256, 2048, 8192)]
@@ -208,6 +210,12 @@ def test_the_page_of_advice_has_the_kept_runs() -> None:
     assert (
         f"{100 * means[Cell(2048, 'muon')]:.1f} % at 2,048, where SGD has {100 * means[Cell(256, 'sgd')]:.1f} %" in head
     )
+
+
+def test_what_muon_leaves_to_sgd_learns_at_the_best_rates_of_the_kept_runs() -> None:
+    tables, curve = from_results.read_tables(), from_results.read_curve().curve
+    assert {batch: tables.best(Cell(batch, "sgd")) for batch in batch_arms.BEST_SGD} == batch_arms.BEST_SGD
+    assert {batch: curve.search(batch)[1] for batch in batch_curve.BATCHES} == batch_curve.BEST_SGD
 
 
 def test_the_page_has_the_error_by_batch() -> None:

@@ -75,6 +75,7 @@ def test_a_table_is_made_of_kept_runs_alone() -> None:
     values = {claim.name: claim.value for claim in claims}
     assert values["gap_2048_lars"] == pytest.approx(0.5 + 0.1792)
     assert values["gap_2048"] == values["gap_2048_same"] == pytest.approx(0.1792), "the best one is SGD here"
+    assert values["gap_2048_alike"] == pytest.approx(-5 + 0.1792)
     assert values["accuracy_8192"] == pytest.approx(0.75 - 2e-4 - 0.007936)
     assert values["recovered_8192"] == pytest.approx(0.045 / 0.057936)
     assert (values["epochs_to_equal_2048"], values["epochs_to_equal_8192"]) == (24, 36)
@@ -87,8 +88,8 @@ def test_a_table_is_made_of_kept_runs_alone() -> None:
 def test_claims_of_a_learning_rate_at_the_edge_are_void() -> None:
     tables = batch_table.Tables(records(dict.fromkeys(batch_arms.NAMES, 0.7) | {"sgd": 0.75}, sloping="linear"))
     claims, lacking = tables.claims()
-    best = ["gap_2048", "gap_2048_same", "accuracy_8192"]
-    assert [claim.name for claim in claims][:4] == [*best, "gap_2048_lars"]
+    best = ["gap_2048", "gap_2048_alike", "gap_2048_same", "accuracy_8192"]
+    assert [claim.name for claim in claims][:5] == [*best, "gap_2048_lars"]
     edge = "the best learning rate lies at the edge of its sweep: + linear scaling, warm-up at 8192"
     assert f"recovered_8192: void, {edge}" in lacking
     assert sum("(at the edge)" in row[2] for row in tables.rows()) == 2
@@ -132,9 +133,10 @@ def test_every_arm_is_a_recipe(cell: Cell, tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(batch_arms.recipe(cell, 0.5, 1, "packed")))
     recipe = read_recipe(path, (), TrainRecipe).recipe
     names = {"lars": "lars", "no_decay": "lars", "ghost": "lars", "nag": "nag", "lbsgd": "lbsgd"}
-    names |= {arm: arm for arm in batch_arms.MATRIX_ARMS}
+    names |= {arm: arm for arm in batch_arms.MATRIX_ARMS} | {"muon_free": "muon"}
     assert recipe.optimizer.name == names.get(cell.arm, "sgd")
-    assert recipe.optimizer.no_decay == (cell.arm in ("no_decay", "ghost", "linear_no_decay", *batch_arms.MATRIX_ARMS))
+    own = (*batch_arms.MATRIX_ARMS, *batch_arms.ALIKE_ARMS)
+    assert recipe.optimizer.no_decay == (cell.arm in ("no_decay", "ghost", "linear_no_decay", *own))
     assert recipe.batch * (recipe.optimizer.batch_scale if cell.arm == "lbsgd" else 1) == cell.batch
     assert recipe.epochs == batch_arms.EPOCHS
     norm = recipe.model.batch_norm

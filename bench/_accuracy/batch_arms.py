@@ -35,9 +35,13 @@ NAMES = {
     "lbsgd": f"LBSGD, macro-batches of steps of {SMALL}",
     "muon": "Muon, normalised filters",
     "soap": "SOAP, normalised filters",
+    "alike": "SGD, schedule of Muon and SOAP, no decay of b, beta, gamma",
+    "muon_free": "Muon, filters not normalised",
 }
 """Each + has all that is above it too."""
 MATRIX_ARMS = ("muon", "soap")
+ALIKE_ARMS = ("alike", "muon_free")
+"""Arms that tell an optimizer from its settings. They were added when all others had been measured."""
 LARS_TRUST = 0.02
 """The paper's coefficient is 0.001, and learning rates 10 to 30: what has a trust of 1 (beta, gamma) would be moved by
 these. With 0.02, which LARC takes, they are near 1."""
@@ -48,7 +52,7 @@ FIRST_LARS = {LARGE: 0.5, LARGEST: 1.0}
 FIRST_MUON = {SMALL: 0.02, LARGE: 0.04, LARGEST: 0.04}
 FIRST_SOAP = {SMALL: 0.001, LARGE: 0.002, LARGEST: 0.004}
 BEST_SGD = {SMALL: 0.8, LARGE: 1.6, LARGEST: 0.8}
-"""What the sweeps of plain SGD found. Muon's biases, norms and head, which SGD steps, learn at these. At the rate of
+"""Best rates of the sweeps of plain SGD. Muon's biases, norms and head, which SGD steps, learn at these. At the rate of
 the filters they learn too little: 70.5 % in place of 73.4 % with 0.16 at 2,048, seed 0."""
 
 
@@ -70,7 +74,7 @@ class Job:
     seed: int
 
     def key(self) -> dict[str, Any]:
-        """What a kept run is found by."""
+        """Returns what a kept run is found by."""
         found = {"bench": "table", **asdict(self.cell), "lr": self.lr, "seed": self.seed}
         return found | {"settings": settings(self.cell)}
 
@@ -82,7 +86,7 @@ CELLS = (
     Cell(LARGEST, "sgd"),
     Cell(LARGEST, "linear_no_decay"),
     *(Cell(batch, arm) for batch in (LARGE, LARGEST) for arm in ("nag", "lbsgd")),
-    *(Cell(batch, arm) for arm in MATRIX_ARMS for batch in (LARGE, LARGEST, SMALL)),
+    *(Cell(batch, arm) for arm in (*MATRIX_ARMS, *ALIKE_ARMS) for batch in (LARGE, LARGEST, SMALL)),
 )
 """In the order in which they are run: what the claims need first."""
 
@@ -91,10 +95,10 @@ def first_grid(cell: Cell) -> list[float]:
     """The learning rates that a sweep begins with: of linear scaling those of a batch of 256."""
     if cell.arm in ("lars", "no_decay", "ghost"):
         low = FIRST_LARS[cell.batch]
-    elif cell.arm in MATRIX_ARMS:
-        low = (FIRST_MUON if cell.arm == "muon" else FIRST_SOAP)[cell.batch]
+    elif cell.arm in (*MATRIX_ARMS, "muon_free"):
+        low = (FIRST_SOAP if cell.arm == "soap" else FIRST_MUON)[cell.batch]
     else:
-        low = (FIRST_SGD if cell.arm == "sgd" else FIRST_BASE)[cell.batch]
+        low = (FIRST_SGD if cell.arm in ("sgd", "alike") else FIRST_BASE)[cell.batch]
     return [low * STEP**place for place in range(GRID)]
 
 
@@ -122,11 +126,13 @@ def recipe(cell: Cell, lr: float, seed: int, packed: str) -> dict[str, Any]:
         optimizer |= {"name": "lbsgd", "batch_scale": scale, "warmup": "linear", "warmup_epochs": WARMUP_EPOCHS}
         optimizer["no_decay"] = False
         batch = SMALL
-    if arm in MATRIX_ARMS:
-        optimizer |= {"name": arm, "normalise": True, "no_decay": True}
-        del optimizer["momentum"]
+    if arm in (*MATRIX_ARMS, *ALIKE_ARMS):
+        optimizer["no_decay"] = True
         schedule = {"name": "polynomial", "power": 1, "warmup_epochs": MATRIX_WARMUP_EPOCHS, "warmup_start": 0.0}
-        if arm == "muon":
+    if arm in (*MATRIX_ARMS, "muon_free"):
+        optimizer |= {"name": arm.removesuffix("_free"), "normalise": arm in MATRIX_ARMS}
+        del optimizer["momentum"]
+        if arm != "soap":
             # float32, so that a table does not depend on the machine.
             optimizer |= {"momentum": 0.9, "ns_precision": "fp32", "lr_rest": BEST_SGD[cell.batch]}
     tree = build_base_recipe(batch, epochs, seed, packed)
@@ -139,7 +145,7 @@ def recipe(cell: Cell, lr: float, seed: int, packed: str) -> dict[str, Any]:
 
 
 def build_base_recipe(batch: int, epochs: float, seed: int, packed: Path | str) -> dict[str, Any]:
-    """What all runs of the narrow network share: its recipe without optimizer, schedule and evaluations."""
+    """Builds what all runs of the narrow network share: its recipe without optimizer, schedule and evaluations."""
     return {
         "seed": seed,
         "data": {"train": f"{packed}/train", "eval": f"{packed}/eval", "threads": 1},

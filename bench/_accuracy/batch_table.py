@@ -26,7 +26,7 @@ from bench._common import Claim
 from headway.sweep.steps_curve import extend_grid, is_at_edge
 
 BASELINE, LINEAR, LAST = Cell(SMALL, "sgd"), Cell(LARGEST, "linear"), Cell(LARGEST, "ghost")
-LAST_LARGE = Cell(LARGE, "ghost")
+LAST_LARGE, ALIKE = Cell(LARGE, "ghost"), Cell(SMALL, "alike")
 DECKS = (
     ("LARS, all parameters decayed (the deck's Table 6)", "linear", "lars"),
     ("LARS, weights decayed alone (Table 1)", "linear_no_decay", "no_decay"),
@@ -195,6 +195,12 @@ class Tables:
         elif not void("gap_2048", BASELINE, best[0]):
             text = f"SGD at {SMALL} over {NAMES[best[0].arm]}; {how}"
             claims.append(Claim("gap_2048", 1e2 * (baseline - best[1]), "points", text))
+        alike = self.mean(ALIKE)
+        if alike is None or best is None:
+            lacking.append("gap_2048_alike: runs are missing")
+        elif not void("gap_2048_alike", ALIKE, best[0]):
+            text = f"{NAMES[ALIKE.arm]}, at {SMALL} over {NAMES[best[0].arm]}; {how}"
+            claims.append(Claim("gap_2048_alike", 1e2 * (alike - best[1]), "points", text))
         same = None if best is None else Cell(SMALL, best[0].arm)
         small = self.mean(same) if same is not None and same in CELLS else None
         if best is not None and same not in CELLS:
@@ -217,7 +223,7 @@ class Tables:
         return max(known, key=lambda pair: pair[1]) if len(known) == len(means) else None
 
     def epochs_to_equal(self, cell: Cell) -> float | str:
-        """The shortest training tried whose mean is no less than the small batch's; or why there is none."""
+        """Returns the shortest training tried whose mean is no less than the small batch's; or why there is none."""
         if self.mean(BASELINE) is None:
             return "runs are missing"
         for longer in (1.0, *LONGER):

@@ -264,6 +264,18 @@ def test_a_run_that_is_not_what_the_stages_say_is_said_first_and_once() -> None:
     assert " ..." not in format_profile(doubted).split("\n\n")[0]
 
 
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.5, "has 2.00 times the images/s"), (2.0, "50% of the whole job's time")]
+)
+def test_a_run_is_compared_with_its_prediction_in_its_own_unit(share: float, said: str) -> None:
+    """Predicted half: the run has twice the images/s. Predicted twice: half of its time is unexplained."""
+    warm = next(one for one in runs() if one.name == "warm")
+    assert warm.images_s is not None
+    warm = warm.model_copy(update={"predicted": share * warm.images_s.value})
+    model = ThroughputModel({"input": {"decode": 2e-3}, "loop": {"compute": 1e-2}, "stall": {}}, 1, 1)
+    assert said in conclude_verdict(model, "cpu", warm).unexplained
+
+
 def test_gains_are_estimates_while_other_programs_work() -> None:
     said = format_profile(profile().model_copy(update={"other_load": 0.31}))
     assert "Settings that help" in said
