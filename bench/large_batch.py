@@ -8,7 +8,7 @@ at the edge. Three other seeds, fixed in bench/_accuracy/batch_arms.py, make the
 10,000 images that the table uses too, with another seed.
 
 gap_2048              points lost from batch 256 with SGD to batch 2,048 with the best arm; target at most -2
-gap_2048_alike        the same from SGD with the schedule of Muon and SOAP at 256, and no decay of b, beta, gamma
+gap_2048_alike        the same among arms with the schedule of Muon and SOAP; SGD with it has no decay of b, beta, gamma
 gap_2048_same         points lost from batch 256 to 2,048 by the best arm there; target at most 1.5
 gap_2048_lars         points lost from batch 256 with SGD to batch 2,048 with LARS and all settings; target at most 0.5
 accuracy_8192         accuracy of the best arm at 8,192; target 0.65

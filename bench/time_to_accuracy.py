@@ -73,7 +73,7 @@ TOLERANCE, NOT_BELOW, SAME_SPEED = 0.003, 0.0015, 0.10
 CHOOSING_BATCH = {"cpu": 128, "cuda": 1000}
 """Images of a step of the short timing: on a slow CPU one of the whole batch takes ten seconds."""
 IN_TURN = 310
-"""Training images of each class for `--in-turn`: whole batches of every arm, but for 28 images."""
+"""Training images of each class for `--in-turn`: whole batches of both ports, but for 28 images."""
 QUICK_WIDTHS, QUICK_EPOCHS = (8, 16, 16), 4.0
 
 
@@ -88,7 +88,9 @@ class Verdict:
 def main() -> None:
     asked = parser(__doc__ or "")
     asked.add_argument("--seeds", type=int, default=3, metavar="N", help="pairs in all, those kept already included")
-    asked.add_argument("--in-turn", type=int, metavar="ROUNDS", help="compare the seconds alone, in short runs")
+    asked.add_argument(
+        "--in-turn", type=parse_rounds, metavar="ROUNDS", help="compare the seconds alone, in short runs"
+    )
     asked.add_argument("--results", type=Path, default=FOLDER / "time_to_accuracy.jsonl", metavar="FILE")
     options = asked.parse_args()
     with tempfile.TemporaryDirectory(prefix="headway-accuracy-") as folder:
@@ -241,6 +243,13 @@ def standard_error(one: list[float], other: list[float]) -> float:
     return math.sqrt(statistics.variance(one) / len(one) + statistics.variance(other) / len(other))
 
 
+def parse_rounds(text: str) -> int:
+    """Reads a number of rounds, 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rounds, 1 or more")
+    return int(text)
+
+
 def run_in_turn(rounds: int, asked_of: dict[str, dict[str, Any]], folder: Path) -> dict[str, list[float]]:
     """Runs the arms in turn on few images, and returns each arm's seconds of a whole training, one per round."""
     data = cifar.part(folder / "in-turn", IN_TURN, 20)
@@ -248,7 +257,10 @@ def run_in_turn(rounds: int, asked_of: dict[str, dict[str, Any]], folder: Path) 
     steps = {arm: count_steps(arm, asked_of[arm]) for arm in ARMS}
 
     def run_arm(arm: str) -> None:
-        found = run(arm=arm, packed=str(data), seed=1, **(asked_of[arm] | {"probe_steps": 1}))
+        try:
+            found = run(arm=arm, packed=str(data), seed=1, **(asked_of[arm] | {"probe_steps": 1}))
+        except ArmEndedError as error:
+            sys.exit(str(error))
         seconds[arm].append(found["seconds"] / found["steps"] * steps[arm])
         print(f"{arm}: {found['seconds']:.1f} s for {found['steps']} steps of {steps[arm]}", file=sys.stderr)
 

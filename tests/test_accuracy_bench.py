@@ -391,10 +391,18 @@ def test_the_steps_of_a_whole_training_are_those_of_the_kept_runs() -> None:
         assert time_to_accuracy.count_steps(arm, asked[arm]) == newest["steps"], arm
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "2.5", "three"])
+def test_a_number_of_rounds_that_is_none_is_refused(text: str) -> None:
+    assert time_to_accuracy.parse_rounds("3") == 3
+    with pytest.raises(argparse.ArgumentTypeError, match="1 or more"):
+        time_to_accuracy.parse_rounds(text)
+
+
 def test_ratios_in_turn_are_of_the_same_round(capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = {"port": [100.0, 200.0], "headway": [40.0, 80.0], "record": [80.0, 160.0]}
+    seconds = {"port": [100.0, 200.0], "headway": [30.0, 100.0], "record": [60.0, 200.0]}
     time_to_accuracy.tell_in_turn(seconds, argparse.Namespace(quick=False, json=None))
     said = capsys.readouterr().out
+    # Ratios of sums are 0.433 and 0.5.
     assert re.search(r"time_ratio_in_turn +0\.4 +\(mean of 2 rounds, .* Headway over the port\)", said)
     assert re.search(r"time_vs_record_in_turn +0\.5 +\(mean of 2 rounds, .* Headway over the record's port\)", said)
 

@@ -201,7 +201,7 @@ def test_the_page_of_advice_has_the_kept_runs() -> None:
         cells = [means.get(Cell(batch, arm)) for batch in (256, 2048, 8192)]
         assert f"| {title} |{'|'.join(' ' if one is None else f' {100 * one:.1f} ' for one in cells)}|" in page
     pairs = {"linear scaling and": ("sgd", "linear"), "LARS |": ("linear", "lars"), "no weight": ("lars", "ghost")}
-    pairs |= {"Muon with": ("ghost", "muon"), "SOAP with": ("ghost", "soap")}
+    pairs |= {"Muon with its": ("ghost", "muon"), "SOAP with its": ("ghost", "soap")}
     for title, (without, with_it) in pairs.items():
         gains = [100 * (means[Cell(batch, with_it)] - means[Cell(batch, without)]) for batch in (2048, 8192)]
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {title}")]

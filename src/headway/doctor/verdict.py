@@ -151,11 +151,11 @@ def _explain_gap(model: ThroughputModel, run: ShortRun, laps: Sequence[StageCeil
     """Explains the part of a run that its stages do not predict."""
     assert run.images_s is not None
     assert run.error is not None
-    over_predicted = 1 / (1 + run.error)
+    measured_over_predicted = 1 / (1 + run.error)
     if run.error < 0:
-        text = f"The whole job has {over_predicted:.2f} times the images/s that its stages predict"
+        text = f"The whole job has {measured_over_predicted:.2f} times the images/s that its stages predict"
         return f"{text}: they were measured in a slower moment."
-    off = 1 - over_predicted
+    off = 1 - measured_over_predicted
     alone_of = {**model.seconds["loop"]}
     # One lap of the Clock covers several stages, so their times are added up before the comparison.
     alone_of["compute"] = sum(alone_of.get(stage, 0.0) for stage in ("compute", "launch", *get_args(CodeActivity)))
