@@ -93,18 +93,26 @@ def main() -> None:
     )
     asked.add_argument("--results", type=Path, default=FOLDER / "time_to_accuracy.jsonl", metavar="FILE")
     options = asked.parse_args()
-    with tempfile.TemporaryDirectory(prefix="headway-accuracy-") as folder:
-        if options.quick:
-            options.seeds, options.results = 1, Path(folder) / "results.jsonl"
-        data = cifar.part(Path(folder), 110, 20) if options.quick else cifar.packed()
-        results = Results(options.results)
-        asked_of = jobs(options, results, data)
-        if options.in_turn:
-            tell_in_turn(run_in_turn(options.in_turn, asked_of, Path(folder)), options)
-            return
-        for seed in range(1, options.seeds + 1):
-            one_round(results, asked_of, seed, data)
-        tell([one for arm in ARMS for one in kept_runs(results, arm, asked_of)], options, asked_of)
+    try:
+        with tempfile.TemporaryDirectory(prefix="headway-accuracy-") as folder:
+            run_rounds(options, Path(folder))
+    except ArmEndedError as error:
+        sys.exit(str(error))
+
+
+def run_rounds(options: argparse.Namespace, folder: Path) -> None:
+    """Runs what is missing, or the arms in turn, and prints tables and claims."""
+    if options.quick:
+        options.seeds, options.results = 1, folder / "results.jsonl"
+    data = cifar.part(folder, 110, 20) if options.quick else cifar.packed()
+    results = Results(options.results)
+    asked_of = jobs(options, results, data)
+    if options.in_turn:
+        tell_in_turn(run_in_turn(options.in_turn, asked_of, folder), options)
+        return
+    for seed in range(1, options.seeds + 1):
+        one_round(results, asked_of, seed, data)
+    tell([one for arm in ARMS for one in kept_runs(results, arm, asked_of)], options, asked_of)
 
 
 def settings_of(arm: str, asked_of: dict[str, dict[str, Any]]) -> str:
@@ -181,10 +189,7 @@ def one_round(results: Results, asked_of: dict[str, dict[str, Any]], seed: int, 
             continue
         settings, before = settings_of(arm, asked_of), hashes(ROOT, [*LIBRARY.rglob("*.py"), *native_sources()])
         print(f"seed {seed}, {arm}: since {time.strftime('%H:%M')}", file=sys.stderr)
-        try:
-            found = run(arm=arm, packed=str(data), seed=seed, **asked_of[arm])
-        except ArmEndedError as error:
-            sys.exit(str(error))
+        found = run(arm=arm, packed=str(data), seed=seed, **asked_of[arm])
         files = found["imported"] if arm == "headway" else found.pop("imported")
         if settings_of(arm, asked_of) != settings or (arm == "headway" and changed(before, files)):
             sys.exit(f"{arm} of seed {seed} has ended, but recipe or code changed meanwhile: it is not kept")
@@ -257,10 +262,7 @@ def run_in_turn(rounds: int, asked_of: dict[str, dict[str, Any]], folder: Path) 
     steps = {arm: count_steps(arm, asked_of[arm]) for arm in ARMS}
 
     def run_arm(arm: str) -> None:
-        try:
-            found = run(arm=arm, packed=str(data), seed=1, **(asked_of[arm] | {"probe_steps": 1}))
-        except ArmEndedError as error:
-            sys.exit(str(error))
+        found = run(arm=arm, packed=str(data), seed=1, **(asked_of[arm] | {"probe_steps": 1}))
         seconds[arm].append(found["seconds"] / found["steps"] * steps[arm])
         print(f"{arm}: {found['seconds']:.1f} s for {found['steps']} steps of {steps[arm]}", file=sys.stderr)
 
