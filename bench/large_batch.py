@@ -20,6 +20,7 @@ Muon and SOAP, and a page with the three regimes: perfect scaling, diminishing r
 
 perfect_scaling_to_NAME  the largest batch up to which twice the batch takes half the steps; SGD's has no NAME
 epochs_to_60_2048        epochs to 60 % at batch 2,048 by the fastest optimizer; target at most 4.6
+sgd_steps_over_NAME_8192 how many times the steps of NAME SGD needs at 8,192; printed for every batch
 
 --noise: the gradient noise scale of SGD at 256, which predicts the batch from which more samples save few steps.
 

@@ -212,6 +212,22 @@ def test_the_fastest_optimizer_at_a_large_batch_is_claimed_once_all_are_known() 
     assert batch_curve.Curve(small).points() == [], "runs of another optimizer are no runs of SGD"
 
 
+def test_how_many_times_the_steps_sgd_needs_is_claimed_once_both_curves_are_there() -> None:
+    batches = (batch_curve.FARTHEST // 2, batch_curve.FARTHEST)
+    sgd = [one for batch in batches for one in reaching(batch, 1_638_400 / batch)]
+    muon = [one for batch in batches for one in reaching(batch, 655_360 / batch, optimizer="muon")]
+    curves = [batch_curve.Curve([*sgd, *muon], name) for name in ("sgd", "muon")]
+    (found,) = batch_curve.claim_fewer_steps(curves)
+    assert isinstance(found, Claim)
+    assert (found.name, found.value) == ("sgd_steps_over_muon_8192", 2.5)
+    assert found.how == "by batch: 4096 2.50, 8192 2.50"
+    # The last rate of the sweep at the farthest batch is missing, and may be a better one.
+    part = [one for one in muon if one["lr"] != muon[-1]["lr"]]
+    (lacks,) = batch_curve.claim_fewer_steps([curves[0], batch_curve.Curve(part, "muon")])
+    assert lacks == "sgd_steps_over_muon_8192: runs are missing, or do not reach the target; by batch: 4096 2.50"
+    assert batch_curve.claim_fewer_steps(curves[1:]) == [], "there is nothing to compare with"
+
+
 def test_the_error_is_that_of_one_rate_scaled_with_the_batch() -> None:
     trees = [
         batch_arms.recipe(job.cell, job.lr, job.seed, "packed") for job in batch_error.ErrorCurve([]).list_missing()
