@@ -50,12 +50,13 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch, done: list[str], fatal: int = -1)
             assert recipe.evaluate.every_epochs == 0.2
             steps = int(6000 / run.batch * (1 + abs(run.lr / (0.04 * run.batch / 30) - 1)) + run.seed)
             assignment.folder.mkdir(parents=True)
-            for step in (steps // 2, steps):
+            end = min(steps, assignment.until)
+            for step in [step for step in (steps // 2, steps) if step <= end]:
                 record = {"kind": "evaluate", "position": 0, "step": step, "accuracy": step / steps}
                 with (assignment.folder / "metrics.jsonl").open("a") as metrics:
                     metrics.write(json.dumps(record) + "\n")
             done.append(assignment.folder.name)
-            keep(run, Outcome(trial=len(done), step=steps))
+            keep(run, Outcome(trial=len(done), step=end))
 
     monkeypatch.setattr(batch_curve, "train_missing", train_missing)
 
@@ -65,19 +66,21 @@ def test_a_curve_that_is_killed_anywhere_goes_on_and_repeats_nothing(
 ) -> None:
     whole = list[str]()
     fake_runs(monkeypatch, whole)
-    result = draw_curve(folder / "recipe.yaml", (), OPTIONS, tmp_path / "whole")
+    result = draw_curve(folder / "recipe.yaml", ("epochs=1000",), OPTIONS, tmp_path / "whole")
     told = result.to_json()
     # The best rate doubles with the batch, and the steps are halved.
     assert [row["lr"] for row in told["batches"]] == [0.04, 0.08]
     assert told["perfect_scaling_to"] == 60
     assert told["no_gain_from"] is None
+    # A rate is given up after 1.5 times the steps of the best one so far.
+    assert [[lr for lr, steps in row["steps_by_lr"] if steps is None] for row in told["batches"]] == [[0.08], [0.16]]
     assert json.loads((tmp_path / "whole/curve.json").read_text()) == json.loads(json.dumps(told))
     assert (tmp_path / "whole/curve.html").stat().st_size > 10_000
     for fatal in (0, 3, len(whole) - 1):
         done = list[str]()
         fake_runs(monkeypatch, done, fatal)
         with pytest.raises(KilledError):
-            draw_curve(folder / "recipe.yaml", (), OPTIONS, tmp_path / str(fatal))
+            draw_curve(folder / "recipe.yaml", ("epochs=1000",), OPTIONS, tmp_path / str(fatal))
         fake_runs(monkeypatch, done)
         assert resume_curve(tmp_path / str(fatal)).to_json()["batches"] == told["batches"]
         assert done == whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random as random_numbers
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from headway.sweep.curve_panels import build_panels, list_rows
 from headway.sweep.steps_curve import (
+    PATIENCE,
     CurveRun,
     StepsCurve,
     compute_steps_to,
@@ -102,6 +104,31 @@ def test_a_curve_finds_the_best_rate_of_every_batch(best: float, exponent: float
     chart, table = build_panels(curve, "steps", "Steps", list_rows(curve, 1000))
     assert next(one["name"] for one in chart.data["series"]) == "if steps fell as the batch grows"
     assert len(table.data["rows"]) == len(GRIDS)
+
+
+@given(st.randoms(use_true_random=False), st.lists(st.floats(1, 1e4), min_size=12, max_size=12))
+def test_giving_up_a_rate_changes_no_point(random: random_numbers.Random, taken: list[float]) -> None:
+    """Each rate of a search takes some steps; the searches end in the same rate whether slow ones go on or not."""
+    rates = [0.1 * 2.0**place for place in range(-4, 8)]
+
+    def run_all(gives_up: bool) -> StepsCurve:
+        kept = dict[CurveRun, float]()
+        curve = StepsCurve({32: GRIDS[32]}, tuning_seed=0, seeds=[1], steps=kept)
+        while missing := curve.list_missing():
+            run = random.choice(missing)
+            steps = taken[min(range(len(rates)), key=lambda place: abs(math.log(rates[place] / run.lr)))]
+            limit = curve.limit_steps(run) if gives_up else math.inf
+            assert run.seed == 0 or limit == math.inf
+            kept[run] = steps if steps <= limit else math.inf
+        return curve
+
+    whole, short = run_all(False), run_all(True)
+    assert short.search(32) == whole.search(32)
+    assert short.list_points() == whole.list_points()
+    found, fewest = short.list_tuned(32), min(short.list_tuned(32).values())
+    assert found == {lr: steps if found[lr] < math.inf else math.inf for lr, steps in whole.list_tuned(32).items()}
+    assert all(steps > PATIENCE * fewest for lr, steps in whole.list_tuned(32).items() if found[lr] == math.inf)
+    assert list_rows(short, 1000)[1][-1].count("-") == list(found.values()).count(math.inf)
 
 
 def test_a_curve_without_a_run_has_its_table_alone() -> None:

@@ -120,7 +120,7 @@ class CurveResult:
                     "steps_by_seed": curve.list_seed_steps(batch),
                     "epochs": None if steps is None else steps * batch / settings.samples,
                     "regime": regimes.get(batch),
-                    # JSON has no infinity: a rate that does not reach the target has null.
+                    # JSON has no infinity: a rate that does not reach the target, or was given up, has null.
                     "steps_by_lr": [[lr, one if one < math.inf else None] for lr, one in tried.items()],
                 }
             )
@@ -177,7 +177,7 @@ def draw_curve(
 
     Each batch has a search of its learning rate with one seed: four rates by factors of two around the recipe's, which
     follows the square root of the batch, and more if the best one lies at the edge. Other seeds then train with the
-    best one. A run ends once it reaches the target, and at the end of the recipe otherwise.
+    best one. A run ends once it reaches the target, at the end of the recipe, or if its rate can no longer be the best.
 
     Raises:
         UsageError: the folder exists, there are fewer than two batches, or there is no target.
@@ -297,8 +297,8 @@ class _CurveRuns:
             "evaluate.every_epochs": min(EVALUATED_EPOCHS, variant.recipe.evaluate.every_epochs),
         }
         own = separate_checkpoints(override_values(variant, values, ORIGIN), name, "each run has its own")
-        steps = count_steps(own, settings.samples)
-        return Assignment(trial=number, folder=self._folder / "runs" / name, loaded=own, until=steps)
+        steps = min(count_steps(own, settings.samples), self.build_curve().limit_steps(run))
+        return Assignment(trial=number, folder=self._folder / "runs" / name, loaded=own, until=math.ceil(steps))
 
     def keep(self, run: CurveRun, outcome: Outcome) -> None:
         """Writes the result of a run that has ended or diverged."""
@@ -310,7 +310,13 @@ class _CurveRuns:
         result = {**vars(run), "steps": steps, "diverged": is_diverged, "evaluations": evaluations}
         write_atomically(self._folder / "results" / f"{_name_run(run)}.json", json.dumps(result) + "\n")
         self._steps[run] = math.inf if steps is None else steps
-        said = "diverged" if is_diverged else "not reached" if steps is None else f"{steps:,.0f} steps"
+        said = (
+            "diverged"
+            if is_diverged
+            else f"not reached in {outcome.step:,}"
+            if steps is None
+            else f"{steps:,.0f} steps"
+        )
         left = pluralise(len(self.list_missing()), "run")
         LOG.info(f"Batch {run.batch:,}, lr {run.lr:g}, seed {run.seed}: {said}; {left} to go at least.")
 

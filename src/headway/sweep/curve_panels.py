@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,11 +17,11 @@ Row = tuple[str, ...]
 
 def list_rows(curve: StepsCurve, samples: int) -> list[Row]:
     """Lists a heading and a row for each batch. Args: samples: size of the training set, for the epochs."""
-    rows: list[Row] = [("batch", "lr", "steps", "epochs", "regime", "steps by learning rate, one seed")]
+    rows: list[Row] = [("batch", "lr", "steps", "epochs", "regime", "steps by learning rate, one seed; -: not reached")]
     regimes: dict[int, str] = {point.batch: point.regime for point in curve.list_points()}
     lacking = {run.batch for run in curve.list_missing()}
     for batch in curve.batches:
-        tried = "  ".join(f"{lr:g}: {steps:.0f}" for lr, steps in curve.list_tuned(batch).items())
+        tried = "  ".join(f"{lr:g}: {_format_tried(steps)}" for lr, steps in curve.list_tuned(batch).items())
         best, steps = curve.search(batch)[1], curve.compute_steps(batch)
         lr = "" if best is None else f"{best:g}{' (at the edge)' if curve.is_at_edge(batch) else ''}"
         known = (
@@ -31,6 +32,10 @@ def list_rows(curve: StepsCurve, samples: int) -> list[Row]:
         other = "missing" if batch in lacking else "not reached" if steps is None else "after a gap"
         rows.append((str(batch), lr, *known, regimes.get(batch, other), tried))
     return rows
+
+
+def _format_tried(steps: float) -> str:
+    return f"{steps:.0f}" if math.isfinite(steps) else "-"
 
 
 def _format_steps(mean: float, seeds: Sequence[float]) -> str:

@@ -78,7 +78,8 @@ def train_missing(
             if "outcome" in message:
                 outcome = decode_outcome(message["outcome"])
                 del slot.training[outcome.trial]
-                slot.held.discard(outcome.trial)
+                # One that was given up before its end is still in the memory of its process.
+                slot.end([outcome.trial])
                 run = under_way.pop(outcome.trial)
                 if outcome.kind not in ("done", "diverged"):
                     LOG.error(outcome.trace)

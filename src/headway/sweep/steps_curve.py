@@ -18,6 +18,9 @@ Regime = Literal["perfect", "diminishing", "none"]
 
 GRID, STEP, MOST = 4, 2.0, 4
 """Learning rates of a search, the factor between two, and the most by which it is extended at either end."""
+PATIENCE = 1.5
+"""Times the steps of the best rate of a search so far after which another one is given up. It can no longer win, but
+what is near the best one is still told."""
 PERFECT, NONE = 0.575, 0.9
 """Steps over those of half the batch: up to the first (0.5 and 15 %) scaling is perfect, from the second there is
 none."""
@@ -180,7 +183,8 @@ class StepsCurve:
         return list(self._grids)
 
     def list_tuned(self, batch: int) -> dict[float, float]:
-        """Lists the steps by learning rate, of the search; infinite if the target was not reached."""
+        """Lists the steps by learning rate, of the search; infinite if the target was not reached, or the run was given
+        up."""
         found = {
             run.lr: steps for run, steps in self._steps.items() if (run.batch, run.seed) == (batch, self._tuning_seed)
         }
@@ -204,6 +208,13 @@ class StepsCurve:
                 runs = [CurveRun(batch, best, seed) for seed in self.seeds]
                 missing += [run for run in runs if run not in self._steps]
         return missing
+
+    def limit_steps(self, run: CurveRun) -> float:
+        """Computes the steps after which a run is given up: infinite while no rate of its search has reached the
+        target, and for the seeds of the curve."""
+        if run.seed != self._tuning_seed:
+            return math.inf
+        return PATIENCE * min(self.list_tuned(run.batch).values(), default=math.inf)
 
     def list_seed_steps(self, batch: int) -> list[float]:
         """Lists the steps of a batch by seed; none if one is missing or has not reached the target."""
